@@ -122,7 +122,7 @@ def test_tokens_of_streams_count() -> None:
 
     async def scene(stage: Stage) -> None:
         await stage.ask(stream=True)
-        told = stage.gateway.metrics.text().decode()
+        told = (await stage.client.get("/metrics", headers={"Authorization": "Bearer token-a"})).text
         assert 'hivetune_tokens_total{release="helpdesk@1"} 7.0' in told
 
     Stage(lambda path, body: answer).play(scene)

@@ -1,5 +1,4 @@
-"""The way of one request to a model server: its release is chosen, it waits for its turn, it is sent, and sent again if
-lost.
+"""The way of a request to a model server: it gets a release, waits for its turn, is sent, and sent again if lost.
 
 When a model server is replaced or dies before the first byte of an answer, the request goes to the next one, and the
 client sees nothing of it. After the first byte of a stream there is no retry, only an error event that reports it.
@@ -8,14 +7,14 @@ client sees nothing of it. After the first byte of a stream there is no retry, o
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import httpx2
 
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.serve.fields import TooLong, upstream_fields
+from hivetune.serve.fields import TooLong, ignored_fields, upstream_fields
+from hivetune.serve.request import Block, Request
 from hivetune.serve.route import GREEDY
 from hivetune.serve.servers import BackendRetired, Keeper, LiveBackend
 from hivetune.serve.turns import Ticket
@@ -34,6 +33,9 @@ LONG_BYTES = 4096
 MAX_BYTES_PER_TOKEN = 96
 _JSON = {"Content-Type": "application/json"}
 
+# A piece of an answer as the client may see it, and the blocks that it adds to.
+Piece = tuple[dict[str, Any], list[tuple[Block, str]]]
+
 
 class Broken(HivetuneError):
     """The model server was lost in the middle of an answer, or answered nonsense."""
@@ -47,121 +49,92 @@ class Refused(UsageError):
         self.status = status
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request as every API gives it. `path`: of the model server. `fields`: checked ones of its API (fields.py).
-    `main_field`: the client's name of what is asked. `declared`: agent, category and system prompt. `thoughts`: apart
-    from the text. `scored`: the log-probabilities of its tokens are wanted, although the client did not ask for them.
-    Sessions of two clients are different, whatever their names are."""
+@contextlib.asynccontextmanager
+async def forward(keeper: Keeper, request: Request) -> AsyncIterator[AsyncGenerator[Piece]]:
+    """Yield the pieces of an answer that has begun, from the release that the request's `model` means: one, or those of
+    a stream.
 
-    path: str
-    fields: Mapping[str, Any]
-    client: str
-    session: str
-    main_field: str
-    declared: Mapping[str, str] = field(default_factory=dict)
-    thoughts: bool = False
-    size_bytes: int = 0
-    scored: bool = False
-
-    @property
-    def scores(self) -> dict[str, Any]:
-        """Return the fields that ask for the log-probability of each token of the answer. llama.cpp refuses them for a
-        stream with tools."""
-        fields = self.fields
-        asks = "logprobs" in fields or "top_logprobs" in fields
-        if asks or not self.scored or (fields.get("stream") and fields.get("tools")):
-            return {}
-        return {"logprobs": True, "top_logprobs": 1}  # with 0 none are told
-
-
-@dataclass
-class Said:
-    """What an answer says: its texts, calls and end, and its number of tokens, as its pieces tell them."""
-
-    text: str = ""
-    thoughts: str = ""
-    finish: str | None = None
-    tokens: int = 0
-    _calls: dict[int, dict[str, Any]] = field(default_factory=dict)
-    _logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """Return the answer as a message of a chat."""
-        parts = {"reasoning_content": self.thoughts, "tool_calls": [self._calls[key] for key in sorted(self._calls)]}
-        return {"role": "assistant", "content": self.text, **{name: part for name, part in parts.items() if part}}
-
-    @property
-    def logprob(self) -> float | None:
-        """Return the mean log-probability of the tokens, None where they were not scored."""
-        return sum(self._logprobs) / len(self._logprobs) if self._logprobs else None
-
-    def add(self, document: dict[str, Any]) -> None:
-        """Add a piece of a stream, or a whole answer. Raises TypeError, ValueError, AttributeError, LookupError where
-        it is not one of the OpenAI API."""
-        for choice in document.get("choices", ()):
-            said = choice.get("delta") or choice.get("message") or {}
-            self.text += said.get("content") or choice.get("text") or ""
-            self.thoughts += said.get("reasoning_content") or ""
-            self.finish = choice.get("finish_reason") or self.finish
-            for number, part in enumerate(said.get("tool_calls") or ()):
-                key = int(part.get("index", number))
-                call = self._calls.setdefault(key, {"type": "function", "function": {"name": "", "arguments": ""}})
-                function = part.get("function") or {}
-                call["function"]["arguments"] += function.get("arguments") or ""
-                call["function"]["name"] = function.get("name") or call["function"]["name"]
-                call |= {"id": part["id"]} if part.get("id") else {}
-            scored = (choice.get("logprobs") or {}).get("content") or ()
-            self._logprobs += [float(token["logprob"]) for token in scored]
-        # A stream has its usage only where the client asks for it.
-        told = (document.get("usage") or {}).get("completion_tokens") or (document.get("timings") or {}).get(
-            "predicted_n"
-        )
-        self.tokens = int(told or self.tokens)
+    Raises UsageError (a model that is not served, an unsupported field), Refused, MachineNotFit (no model server is
+    ready), Broken.
+    """
+    dialect = request.dialect
+    for attempt in range(TRIES):
+        label = keeper.routes.find(request.fields.get("model", ""), request.owner, request.declared)
+        live = await keeper.server()
+        request.label = label
+        refuse_larger(dialect.main_field, request.size_bytes, live.context_tokens)
+        ignored = ignored_fields(request.fields, live.template)
+        request.ignored |= {dialect.names.get(name, name): None for name in ignored}
+        sent = _sent(request, live, keeper.wanted.generation.get(label, GREEDY))
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                turn = live.turn(label, request.owner, client=request.client, long=request.size_bytes > LONG_BYTES)
+                ticket = await stack.enter_async_context(turn)
+                # What a prompt cache holds was computed in other batches, and rounds otherwise: a seed asks for the
+                # same again.
+                repeatable = {"cache_prompt": False} if "seed" in request.fields else {}
+                content = json.dumps({**sent, **live.pinned(ticket), **repeatable}).encode()
+                asking = live.client.stream("POST", dialect.upstream, content=content, headers=_JSON)
+                response = await stack.enter_async_context(asking)
+                if response.status_code != 200:
+                    raise _refusal(response.status_code, await response.aread(), dialect.main_field)
+            except (BackendRetired, httpx2.TransportError) as error:
+                if attempt == TRIES - 1:
+                    raise Broken(f"the model server is lost: {type(error).__name__}") from None
+                if not isinstance(error, BackendRetired):
+                    await _noticed(live)
+                continue
+            yield await stack.enter_async_context(contextlib.aclosing(_pieces(request, response, ticket)))
+            return
 
 
-@dataclass(frozen=True)
-class Upstream:
-    """An answer that has begun."""
+def _sent(request: Request, live: LiveBackend, judged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the model server is asked. `judged`: the settings that the release was judged with."""
+    # But for its system prompt, which only the chat page sends: a client's conversation without one stays so.
+    defaults = {key: value for key, value in judged.items() if key != "system"}
+    fields = upstream_fields(request.fields, takes_tools=live.takes_tools, template=live.template)
+    thoughts = {"reasoning_format": "auto" if request.dialect.thoughts else "none"}
+    return {**defaults, **fields, **thoughts, **request.scores}
 
-    response: httpx2.Response
-    live: LiveBackend
-    ticket: Ticket
-    asked: Asked
-    said: Said = field(default_factory=Said)
 
-    async def document(self) -> dict[str, Any]:
-        """Return the whole answer. Raises Broken."""
-        with _breaking_off():
-            return self._read(await self.response.aread())
+async def _noticed(live: LiveBackend) -> None:
+    """Wait until a server that broke its connection is seen as dead, a moment at most: it may live on."""
+    for _ in range(round(DEATH_NOTICED_S / _POLL_S)):
+        if live.dead or live.retired:
+            return
+        await asyncio.sleep(_POLL_S)
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the answer piece by piece, up to [DONE]. Raises Broken when it ends without."""
-        with _breaking_off():
-            async for line in _lines(self.response):
-                kind, _, data = line.partition(b":")
-                data = data.strip()
-                if kind == b"error":
-                    raise Broken(f"the model server failed: {data[:500].decode(errors='replace')}")
-                if kind != b"data":
-                    continue
-                if data == b"[DONE]":
-                    return
-                event = self._read(data)
-                self.ticket.answering = True  # its prompt is computed
-                yield event
-        raise Broken("the model server's answer ended early")
 
-    def _read(self, raw: bytes) -> dict[str, Any]:
-        """Return a piece as the client may see it, and note what it says."""
-        document: dict[str, Any] = json.loads(raw)
-        if "error" in document:
-            raise Broken(f"the model server failed: {_message(document)}")
-        self.said.add(document)
-        if self.asked.scores:
-            document["choices"] = [{**choice, "logprobs": None} for choice in document.get("choices", ())]
-        return document
+async def _pieces(request: Request, response: httpx2.Response, ticket: Ticket) -> AsyncGenerator[Piece]:
+    """Yield the whole answer, or a stream piece by piece up to [DONE]. Raises Broken when it ends without."""
+    with _breaking_off():
+        if not request.streams:
+            yield _read(request, await response.aread())
+            return
+        async for line in _lines(response):
+            kind, _, text = line.partition(b":")
+            text = text.strip()
+            if kind == b"error":
+                raise Broken(f"the model server failed: {text[:500].decode(errors='replace')}")
+            if kind != b"data":
+                continue
+            if text == b"[DONE]":
+                return
+            piece = _read(request, text)
+            ticket.answering = True  # its prompt is computed
+            yield piece
+    raise Broken("the model server's answer ended early")
+
+
+def _read(request: Request, raw: bytes) -> Piece:
+    """Return a piece, and note what it says. Log-probabilities that the client did not ask for are hidden from it."""
+    document: dict[str, Any] = json.loads(raw)
+    if "error" in document:
+        raise Broken(f"the model server failed: {_message(document)}")
+    grown = request.said.add(document)
+    if request.scores:
+        document["choices"] = [{**choice, "logprobs": None} for choice in document.get("choices", ())]
+    return document, grown
 
 
 @contextlib.contextmanager
@@ -182,51 +155,6 @@ async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
-
-
-@contextlib.asynccontextmanager
-async def forward(keeper: Keeper, asked: Asked, routed: Callable[[str], None]) -> AsyncIterator[Upstream]:
-    """Yield the beginning of an answer from the release that the request's `model` means. `routed` is told the label of
-    that release before it is asked.
-
-    Raises UsageError (a model that is not served, an unsupported field), Refused, MachineNotFit (no model server is
-    ready), Broken.
-    """
-    fields = asked.fields
-    for attempt in range(TRIES):
-        model, session = fields.get("model", ""), f"{asked.client}\0{asked.session}"
-        label = keeper.routes.find(model, session, asked.declared)
-        live = await keeper.server()
-        routed(label)
-        refuse_larger(asked.main_field, asked.size_bytes, live.context_tokens)
-        # The settings that the release was judged with, but for its system prompt, which only the chat page sends: a
-        # client's conversation without a system prompt stays one without.
-        judged = keeper.wanted.generation.get(label, GREEDY)
-        defaults = {key: value for key, value in judged.items() if key != "system"}
-        request = {**defaults, **upstream_fields(fields, takes_tools=live.takes_tools, template=live.template)}
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                turn = live.turn(label, session, client=asked.client, long=asked.size_bytes > LONG_BYTES)
-                ticket = await stack.enter_async_context(turn)
-                request |= {**live.pinned(ticket), "reasoning_format": "auto" if asked.thoughts else "none"}
-                if "seed" in fields:  # what a cache holds was computed in other batches, and rounds otherwise
-                    request["cache_prompt"] = False
-                content = json.dumps(request | asked.scores).encode()
-                sent = live.client.stream("POST", asked.path, content=content, headers=_JSON)
-                response = await stack.enter_async_context(sent)
-                if response.status_code != 200:
-                    raise _refusal(response.status_code, await response.aread(), asked.main_field)
-            except (BackendRetired, httpx2.TransportError) as error:
-                if attempt == TRIES - 1:
-                    raise Broken(f"the model server is lost: {type(error).__name__}") from None
-                if not isinstance(error, BackendRetired):
-                    for _ in range(round(DEATH_NOTICED_S / _POLL_S)):
-                        if live.dead or live.retired:
-                            break
-                        await asyncio.sleep(_POLL_S)
-                continue
-            yield Upstream(response, live, ticket, asked)
-            return
 
 
 async def num_tokens(live: LiveBackend, fields: Mapping[str, Any]) -> int:
@@ -267,6 +195,4 @@ def _refusal(status: int, raw: bytes, field: str) -> HivetuneError:
 
 def _message(document: Any) -> str:
     error = document.get("error") if isinstance(document, dict) else None
-    if isinstance(error, dict):
-        return str(error.get("message", ""))
-    return str(error or "")
+    return str(error.get("message", "") if isinstance(error, dict) else error or "")

@@ -24,7 +24,7 @@ from hivetune.base.database import transaction
 from hivetune.base.disk import home, sha256_bytes
 from hivetune.base.paths import quoted
 from hivetune.errors import UsageError
-from hivetune.serve.dialects.base import error_body
+from hivetune.serve.request import error_body
 
 LIMIT_BYTES = 8 << 20
 # Of a client that reads no answer, or goes on sending what was refused. A slow reader holds up whoever needs another

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hivetune.serve.dialects import base
-from hivetune.serve.dialects.base import Block, Given, Read, Recall, Stage
+from hivetune.serve.dialects.base import Given, Stage
+from hivetune.serve.request import CHAT, Block, Dialect, Read, Recall, error_body
 
 MESSAGES = "/v1/messages"
 _NAMES = {
@@ -73,29 +74,30 @@ def _block(block: Block, text: str) -> dict[str, Any]:
 
 class _Writer(base.BlockWriter):
     def answer(self) -> dict[str, Any]:
-        cached = self.count("cached_tokens")
-        last = self.named.fields["messages"][-1]
-        if last["role"] == "assistant" and self.blocks:  # which the client has, and llama.cpp repeats
-            self.blocks[0].text = self.blocks[0].text.removeprefix(last.get("content", ""))
+        cached, finish = self.said.count("cached_tokens"), self.said.finish
+        last = self.request.fields["messages"][-1]
+        # The beginning of an answer, which the client has: llama.cpp repeats it in a whole one.
+        begun = last.get("content", "") if last["role"] == "assistant" else ""
+        texts = [block.text if block.number else block.text.removeprefix(begun) for block in self.said.blocks]
         return {
-            "id": self.named.id,
+            "id": self.request.id,
             "type": "message",
             "role": "assistant",
-            "model": self.named.label,
-            "content": [_block(block, block.text) for block in self.blocks],
-            "stop_reason": _REASONS.get(self.finish, "end_turn") if self.finish else None,
+            "model": self.request.label,
+            "content": [_block(block, text) for block, text in zip(self.said.blocks, texts, strict=True)],
+            "stop_reason": _REASONS.get(finish, "end_turn") if finish else None,
             "stop_sequence": None,
             "usage": {
-                "input_tokens": self.count("prompt_tokens") - cached,
+                "input_tokens": self.said.count("prompt_tokens") - cached,
                 "cache_read_input_tokens": cached,
                 "cache_creation_input_tokens": 0,
-                "output_tokens": self.count("completion_tokens"),
+                "output_tokens": self.said.count("completion_tokens"),
             },
         }
 
     def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
         if stage == "begin":
-            return [{"type": "message_start", "message": self.answer()}]
+            return [{"type": "message_start", "message": {**self.answer(), "content": []}}]
         if stage == "open":
             return [{"type": "content_block_start", "index": block.number, "content_block": _block(block, "")}]
         if stage == "grow":
@@ -108,7 +110,7 @@ class _Writer(base.BlockWriter):
         return [{"type": "message_delta", "delta": ending, "usage": message["usage"]}, {"type": "message_stop"}]
 
     def failed(self, message: str) -> dict[str, Any]:
-        return base.error_body(502, message, path=MESSAGES)
+        return error_body(502, message, path=MESSAGES)
 
 
-ANTHROPIC = base.Dialect(MESSAGES, base.CHAT, "messages", read, _Writer, names=_NAMES | {"enable_thinking": "thinking"})
+ANTHROPIC = Dialect(MESSAGES, CHAT, "messages", read, _Writer, names=_NAMES | {"enable_thinking": "thinking"})

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hivetune.serve.dialects import base
-from hivetune.serve.dialects.base import Block, Given, Read, Recall, Stage
+from hivetune.serve.dialects.base import Given, Stage
+from hivetune.serve.request import CHAT, Block, Dialect, Read, Recall, error_body
 
 VERSION = "0.13.0"  # of the API that is spoken here: clients ask for it, and some refuse older ones
 GENERATE = "/api/generate"
@@ -72,15 +73,15 @@ def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
 class _Writer(base.BlockWriter):
     def line(self, **said: Any) -> dict[str, Any]:
         """Return one piece of an answer, which says `content`, `thinking` or `tool_calls`."""
-        head = {"id": self.named.id, "model": self.named.label, "created_at": datetime.now(UTC).isoformat()}
-        if "messages" in self.named.document:
+        head = {"id": self.request.id, "model": self.request.label, "created_at": datetime.now(UTC).isoformat()}
+        if "messages" in self.request.document:
             return {**head, "done": False, "message": {"role": "assistant", "content": "", **said}}
         return {**head, "done": False, "response": said.pop("content", ""), **said}
 
-    def said(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Any]:
         """Return what the blocks say, by Ollama's names. A call has no id."""
         found: dict[str, Any] = {}
-        for block in self.blocks:
+        for block in self.said.blocks:
             if block.kind == "call":
                 call = {"function": {"name": block.name, "arguments": block.arguments}}
                 found["tool_calls"] = [*found.get("tool_calls", ()), call]
@@ -90,26 +91,26 @@ class _Writer(base.BlockWriter):
         return found
 
     def answer(self) -> dict[str, Any]:
-        return self.ending(**self.said())
+        return self.ending(**self.parts())
 
     def ending(self, **said: Any) -> dict[str, Any]:
-        asked_ns, told_ns = (int(1e6 * self.totals.get(name, 0)) for name in ("prompt_ms", "predicted_ms"))
+        asked_ns, told_ns = (int(1e6 * self.said.totals.get(name, 0)) for name in ("prompt_ms", "predicted_ms"))
         return {
             **self.line(**said),
             "done": True,
-            "done_reason": "length" if self.finish == "length" else "stop",
+            "done_reason": "length" if self.said.finish == "length" else "stop",
             "total_duration": asked_ns + told_ns,
             "load_duration": 0,
-            "prompt_eval_count": self.count("prompt_tokens"),
+            "prompt_eval_count": self.said.count("prompt_tokens"),
             "prompt_eval_duration": asked_ns,
-            "eval_count": self.count("completion_tokens"),
+            "eval_count": self.said.count("completion_tokens"),
             "eval_duration": told_ns,
         }
 
     def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
         if stage == "grow" and block.kind != "call":
             return [self.line(**{_TEXTS[block.kind]: text})]
-        calls = self.said().get("tool_calls") if stage == "end" else None
+        calls = self.parts().get("tool_calls") if stage == "end" else None
         called = [self.line(tool_calls=calls)] if calls else []
         return [*called, self.ending()] if stage == "end" else []
 
@@ -117,7 +118,7 @@ class _Writer(base.BlockWriter):
         return b"".join(json.dumps(line).encode() + b"\n" for line in told)
 
     def failed(self, message: str) -> dict[str, Any]:
-        return base.error_body(502, message, path=GENERATE)
+        return error_body(502, message, path=GENERATE)
 
 
 _DETAILS = {"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
@@ -137,6 +138,6 @@ def show(template: str, context_tokens: int, *, takes_tools: bool) -> dict[str, 
 
 
 OLLAMA = tuple(
-    base.Dialect(path, base.CHAT, field, _read, _Writer, "application/x-ndjson", _THINK)
+    Dialect(path, CHAT, field, _read, _Writer, "application/x-ndjson", _THINK)
     for path, field in (("/api/chat", "messages"), (GENERATE, "prompt"))
 )

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hivetune.serve.dialects import base
-from hivetune.serve.dialects.base import Block, Given, Named, Read, Recall, Stage
+from hivetune.serve.dialects.base import Given, Stage
+from hivetune.serve.request import CHAT, Block, Dialect, Read, Recall, Request
 
 _NAMES = {
     **{name: name for name in ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "metadata", "user")},
@@ -66,10 +67,10 @@ def _turns(items: Iterable[Given]) -> Iterator[dict[str, Any]]:
             yield {"role": item.take("role"), "content": item.text("content")}
 
 
-def _item(named: Named, block: Block, *, done: bool = True) -> dict[str, Any]:
+def _item(request: Request, block: Block, *, done: bool = True) -> dict[str, Any]:
     """Return a block as an item. Before it is `done`, it holds nothing yet."""
     parts = [_part(block, block.text)] if done else []
-    item = {"id": f"{named.id}-{block.number}", "status": "completed" if done else "in_progress"}
+    item = {"id": f"{request.id}-{block.number}", "status": "completed" if done else "in_progress"}
     if block.kind == "call":
         arguments = block.text if done else ""
         return {**item, "type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments}
@@ -94,23 +95,23 @@ _EVENTS = {
 
 class _Writer(base.BlockWriter):
     def answer(self, status: str = "") -> dict[str, Any]:
-        sent = self.named.document
-        status = status or ("incomplete" if self.finish == "length" else "completed")
-        asked, told = self.count("prompt_tokens"), self.count("completion_tokens")
+        sent = self.request.document
+        status = status or ("incomplete" if self.said.finish == "length" else "completed")
+        asked, told = self.said.count("prompt_tokens"), self.said.count("completion_tokens")
         return {
             **_REPEATED,
             **{name: sent[name] for name in _REPEATED if sent.get(name) is not None},
-            "id": self.named.id,
+            "id": self.request.id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": self.named.label,
+            "model": self.request.label,
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": [_item(self.named, block) for block in self.blocks],
+            "output": [_item(self.request, block) for block in self.said.blocks],
             "usage": {
                 "input_tokens": asked,
-                "input_tokens_details": {"cached_tokens": self.count("cached_tokens")},
+                "input_tokens_details": {"cached_tokens": self.said.count("cached_tokens")},
                 "output_tokens": told,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": asked + told,
@@ -119,18 +120,19 @@ class _Writer(base.BlockWriter):
 
     def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
         if stage == "begin":
-            return [_event(kind, response=self.answer("in_progress")) for kind in ("created", "in_progress")]
+            response = {**self.answer("in_progress"), "output": []}
+            return [_event(kind, response=response) for kind in ("created", "in_progress")]
         if stage == "end":
             response = self.answer()
             return [_event(response["status"], response=response)]
         name, part, number = _EVENTS[block.kind]
-        place = {"item_id": f"{self.named.id}-{block.number}", "output_index": block.number}
+        place = {"item_id": f"{self.request.id}-{block.number}", "output_index": block.number}
         place |= {number: 0} if number else {}
         if stage == "grow":
             return [_event(f"{name}.delta", **place, delta=text)]
         done = stage == "close"
         step = "done" if done else "added"
-        item = _event(f"output_item.{step}", output_index=block.number, item=_item(self.named, block, done=done))
+        item = _event(f"output_item.{step}", output_index=block.number, item=_item(self.request, block, done=done))
         parts = [_event(f"{part}.{step}", **place, part=_part(block, block.text if done else ""))] if part else []
         whole = {"text" if part else "arguments": block.text}
         return [_event(f"{name}.done", **place, **whole), *parts, item] if done else [item, *parts]
@@ -148,4 +150,4 @@ def _event(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": f"response.{kind}", **fields}
 
 
-RESPONSES = base.Dialect("/v1/responses", base.CHAT, "input", _read, _Writer, names=_NAMES)
+RESPONSES = Dialect("/v1/responses", CHAT, "input", _read, _Writer, names=_NAMES)

@@ -1,0 +1,247 @@
+"""One request and its answer, as every API gives and gets them.
+
+A request is one object that walks through functions: it is read by its API, routed, waits for its turn, is forwarded,
+captured, and written by its API.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from hivetune.serve.fields import CHAT_FIELDS, TEXT_FIELDS, Api, checked_fields
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Block:
+    """A part of an answer. The text of a call is its arguments."""
+
+    kind: Literal["thought", "text", "call"]
+    number: int
+    text: str = ""
+    id: str = ""
+    name: str = ""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a call: none where a length limit cut them."""
+        try:
+            arguments = json.loads(self.text or "{}")
+        except (ValueError, RecursionError):
+            return {}
+        return arguments if isinstance(arguments, dict) else {}
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """Return a call as chat completions have it."""
+        named = {"type": "function", "function": {"name": self.name, "arguments": self.text}}
+        return {**named, "id": self.id} if self.id else named
+
+
+@dataclass
+class Said:
+    """What an answer says: its blocks in order, why it ended, its number of tokens, and `totals`, the usage and the
+    timings that the model server tells."""
+
+    blocks: list[Block] = field(default_factory=list)
+    finish: str = ""
+    tokens: int = 0
+    totals: dict[str, Any] = field(default_factory=dict)
+    _calls: dict[int, Block] = field(default_factory=dict)
+    _logprobs: list[float] = field(default_factory=list)
+
+    def add(self, piece: Mapping[str, Any]) -> list[tuple[Block, str]]:
+        """Add a piece of a stream, or a whole answer. Returns each block that it begins or continues, and the text that
+        it adds. Raises TypeError, ValueError, AttributeError, LookupError where it is not one of OpenAI's API."""
+        grown: list[tuple[Block, str]] = []
+        for choice in piece.get("choices", ()):
+            said = choice.get("delta") or choice.get("message") or {}
+            self.finish = choice.get("finish_reason") or self.finish
+            thought, text = said.get("reasoning_content"), said.get("content") or choice.get("text")
+            grown += [(self._last("thought", thought), thought)] if thought else []
+            grown += [(self._last("text", text), text)] if text else []
+            for number, part in enumerate(said.get("tool_calls") or ()):
+                key, function = int(part.get("index", number)), part.get("function") or {}
+                if key not in self._calls:
+                    self._calls[key] = Block("call", len(self.blocks))
+                    self.blocks.append(self._calls[key])
+                call, arguments = self._calls[key], function.get("arguments") or ""
+                call.id, call.name = part.get("id") or call.id, function.get("name") or call.name
+                call.text += arguments
+                grown.append((call, arguments))
+            scored = (choice.get("logprobs") or {}).get("content") or ()
+            self._logprobs += [float(token["logprob"]) for token in scored]
+        for name in ("usage", "timings"):
+            self.totals |= piece.get(name) or {}
+        # A stream has its usage only where the client asks for it; llama.cpp's timings are always there.
+        self.tokens = int(self.totals.get("completion_tokens") or self.totals.get("predicted_n") or 0)
+        return grown
+
+    def _last(self, kind: Literal["thought", "text"], text: str) -> Block:
+        """Return the last block with `text` at its end: a new one where it is of another kind."""
+        if not self.blocks or self.blocks[-1].kind != kind:
+            self.blocks.append(Block(kind, len(self.blocks)))
+        self.blocks[-1].text += text
+        return self.blocks[-1]
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Return the answer as a message of a chat."""
+        text, thoughts = (
+            "".join(block.text for block in self.blocks if block.kind == kind) for kind in ("text", "thought")
+        )
+        parts = {
+            "reasoning_content": thoughts,
+            "tool_calls": [block.call for block in self.blocks if block.kind == "call"],
+        }
+        return {"role": "assistant", "content": text, **{name: part for name, part in parts.items() if part}}
+
+    @property
+    def logprob(self) -> float | None:
+        """Return the mean log-probability of the tokens, None where they were not scored."""
+        return sum(self._logprobs) / len(self._logprobs) if self._logprobs else None
+
+    def count(self, name: str) -> int:
+        """Return a number of tokens: prompt_tokens, completion_tokens or cached_tokens."""
+        return int({**self.totals, **(self.totals.get("prompt_tokens_details") or {})}.get(name) or 0)
+
+
+@dataclass(eq=False)
+class Request:
+    """A request, and what becomes of it.
+
+    Read: `dialect`, its API; `document`, as it was sent; `fields`, checked (fields.py); `ignored`, the client's names
+    of what has no effect; `client`, who holds the token; `session`, as the client names it; `declared`, its agent,
+    category and system prompt; `captures`, whether the answer is stored.
+    Answered: `label` of the release, noted before it is asked, so that an early failure counts against it too; `said`;
+    `captured`, yes or no.
+    """
+
+    dialect: "Dialect"
+    document: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    ignored: dict[str, None]
+    size_bytes: int
+    client: str
+    session: str | None = None
+    declared: Mapping[str, str] = field(default_factory=dict)
+    captures: bool = False
+    id: str = field(default_factory=lambda: f"hive-{secrets.token_hex(12)}")
+    started_s: float = field(default_factory=time.monotonic)
+    label: str = ""
+    said: Said = field(default_factory=Said)
+    captured: str = ""
+
+    @property
+    def streams(self) -> bool:
+        return self.fields.get("stream") is True
+
+    @property
+    def owner(self) -> str:
+        """Return whose session it is. Those of two clients are different, whatever their names are."""
+        return f"{self.client}\0{self.session or self.id}"
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """Return the fields that ask for the log-probability of each token, which a captured answer keeps; none where
+        the client asked by itself."""
+        fields = self.fields
+        asks = "logprobs" in fields or "top_logprobs" in fields
+        # llama.cpp refuses them for a stream with tools, and tells none with `top_logprobs: 0`.
+        is_scored = self.captures and not asks and not (self.streams and fields.get("tools"))
+        return {"logprobs": True, "top_logprobs": 1} if is_scored else {}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers of its answer."""
+        told = {"Release": self.label, "Captured": self.captured, "Ignored": ", ".join(self.ignored)}
+        return {f"X-Hivetune-{name}": value for name, value in told.items() if value}
+
+
+class Writer:
+    """Writes an answer, whole or as a stream. OpenAI's own APIs, which the model server speaks too, get our names."""
+
+    def __init__(self, request: Request):
+        self.request = request
+
+    def whole(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the document of an answer, of the model server's."""
+        request = self.request
+        return {**document, "id": request.id, "model": request.label, "system_fingerprint": request.label}
+
+    def event(self, piece: Mapping[str, Any], grown: Sequence[tuple[Block, str]]) -> bytes:
+        """Return the events of a piece. `grown`: the blocks that it adds to, and what."""
+        return data(self.whole(piece))
+
+    def end(self) -> bytes:
+        return b"data: [DONE]\n\n"
+
+    def error(self, message: str) -> bytes:
+        return data(error_body(502, message))
+
+
+class Read(NamedTuple):
+    """What a request says: its checked fields, and what has no effect of what the client sent, by the client's
+    names."""
+
+    fields: dict[str, Any]
+    ignored: dict[str, None]
+
+
+# Returns the messages of a captured answer of the same client, itself included; raises NotThere.
+Recall = Callable[[str], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """An API. `path`: here. `upstream`: the model server's API that it is mapped to. `main_field`: the field that holds
+    what is asked. `read`: raises FieldRefused. `media_type`: of a stream. `names`: the API's own names of checked
+    fields. `thoughts`: whether an answer's thoughts stand apart from its text."""
+
+    path: str
+    upstream: str
+    main_field: str
+    read: Callable[[Mapping[str, Any], Recall], Read]
+    writer: Callable[[Request], Writer] = Writer
+    media_type: str = "text/event-stream"
+    names: Mapping[str, str] = field(default_factory=dict)
+    thoughts: bool = True
+
+
+def _of_openai(path: str, main_field: str, fields: Api) -> Dialect:
+    def read(document: Mapping[str, Any], recall: Recall) -> Read:
+        return Read(checked_fields(fields, document), {})
+
+    return Dialect(path, path, main_field, read, thoughts=False)
+
+
+OPENAI = (_of_openai(CHAT, "messages", CHAT_FIELDS), _of_openai("/v1/completions", "prompt", TEXT_FIELDS))
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_body(
+    status: int, message: str, param: str | None = None, code: str | None = None, *, path: str = CHAT
+) -> dict[str, Any]:
+    """Return an error as the clients of `path` read it: Ollama's, Anthropic's, else OpenAI's. `param`: the field of the
+    request that caused it."""
+    if path.startswith("/api/"):
+        return {"error": message}
+    is_anthropic = path.startswith("/v1/messages")
+    loading, failed = ("overloaded_error", "api_error") if is_anthropic else ("service_unavailable", "server_error")
+    usual = loading if status == 503 else failed if status >= 500 else "invalid_request_error"
+    kind = _KINDS.get(status, usual)
+    if is_anthropic:
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def data(document: Mapping[str, Any], kind: str = "") -> bytes:
+    """Return an event of the type `kind`."""
+    named = f"event: {kind}\n".encode() if kind else b""
+    # In ASCII: clients that read lines by Python's rules end one at U+2028 too.
+    return named + b"data: " + json.dumps(document).encode() + b"\n\n"
