@@ -12,8 +12,6 @@ import pytest
 from command import hivetune
 from data.conftest import chat
 
-from hivetune.cli.rows import problem_text
-
 PAGES = Path(__file__).parent.parent / "synth" / "pages"
 
 
@@ -31,7 +29,7 @@ def test_check_prints_one_document_in_the_form_of_the_contract(mixed: Path) -> N
     assert (document["rejected"], document["set_aside"]) == ({"bad-json": 1}, {})
     [problem] = document["problems"]
     assert (problem["source"], problem["reason"]) == (f"{mixed}:10", "bad-json") and problem["hint"]
-    assert "template" in document["not_run"]
+    assert "template" in hivetune("check", mixed).stdout
     refused = hivetune("check", mixed, "--set", "data.max_rejected=0.05", "--json")
     assert (refused.returncode, json.loads(refused.stdout)["usable"]) == (3, 9)
     assert "max_rejected" in refused.stderr
@@ -67,14 +65,15 @@ def test_check_with_everything(write_rows: Callable[..., Path], chatml: Path, tm
     assert not [path for path in (clean.parent, *clean.parent.rglob("*")) if path.stat().st_mode & 0o077]
 
 
-def test_places_with_the_same_words_take_one_line_and_secrets_never_do() -> None:
-    same = [{"source": f"a.csv:{n}", "reason": "empty-turn", "hint": "fill it in"} for n in range(2, 42)]
-    secrets = [{"source": f"a.csv:{n}", "reason": "redacted-secret", "hint": "a token; revoke it"} for n in range(6)]
-    other = {"source": "a.csv:50", "reason": "empty-turn", "hint": "another"}
-    lines, rows = problem_text([*secrets, *same, other])
-    assert rows == 47
-    assert lines[:6] == [f"a.csv:{n}: redacted-secret: a token; revoke it" for n in range(6)]
-    assert lines[6:] == ["a.csv:2 and 39 more rows: empty-turn: fill it in", "a.csv:50: empty-turn: another"]
+def test_rows_with_the_same_words_take_one_line(tmp_path: Path) -> None:
+    empty, secret = {"prompt": "Where?", "completion": ""}, "use ghp_" + "a1B2" * 9
+    rows = [*(chat(f"What is {i}?", f"{secret} {i}") for i in range(3)), *([empty] * 40)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    finished = hivetune("check", path, "--set", "data.near_duplicates=0")
+    told = [line for line in (finished.stdout + finished.stderr).splitlines() if line.startswith(str(path))]
+    assert f"{path}:1 and 2 more rows: redacted-secret: GitHub token in the answer (message 2); revoke it" in told
+    assert any(line.startswith(f"{path}:4 and 39 more rows: empty-turn: ") for line in told)
 
 
 def test_collecting_with_nohup_goes_on_when_the_terminal_closes(tmp_path: Path) -> None:

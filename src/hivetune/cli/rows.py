@@ -4,8 +4,7 @@ import contextlib
 import json
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -27,7 +26,7 @@ from hivetune.data.intake.collect import Collected, parse_sources
 from hivetune.data.intake.collect import collect as run_collect
 from hivetune.data.intake.interactions import iter_refused
 from hivetune.data.prepare.prepare import check as check_rows
-from hivetune.data.prepare.report import duplicate_kinds, secrets_first
+from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.data.prepare.write import beside
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, Stopped, UsageError
@@ -35,7 +34,6 @@ from hivetune.process.stop import take_stops
 
 SHOWN_PROBLEMS = 10  # a screen; --clean writes all
 SHOWN_REFUSED = 5  # the table `refused` of hive.db has all
-MANY_ALIKE = 3  # rows with the same reason and hint
 NO_MODEL = "none"  # a config needs one, a check does not
 COUNTS = "delivered stored duplicates refused forgotten reasons"
 
@@ -168,31 +166,22 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
         counts += [(f"{title}: {name}", count, REASONS[name].meaning) for name, count in document[key].items()]
     yield Table("rows count meaning", counts)
     yield from _layout_text(document)
-    yield from problem_text(secrets_first(document["changes"]))[0]  # a secret has to be revoked, so it comes first
+    yield from map(problem_text, document["changes"][:SHOWN_PROBLEMS])
     yield facts(figures(document))
-    lines, shown = problem_text(document["problems"])
-    yield from lines
-    unshown = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - shown
+    shown = document["problems"][:SHOWN_PROBLEMS]
+    yield from map(problem_text, shown)
+    unshown = (
+        sum(document["rejected"].values())
+        + sum(document["set_aside"].values())
+        - sum(problem["rows"] for problem in shown)
+    )
     yield Note(f"... and {unshown:,} more; list all: --clean OUT" if unshown > 0 else "")
 
 
-def problem_text(problems: Sequence[Mapping[str, str]]) -> tuple[list[Note], int]:
-    """Return the first places with reason and hint, and the number of their rows.
-
-    Many places with the same words share a line, except secrets, each of which has to be revoked.
-    """
-    alike = Counter((problem["reason"], problem["hint"]) for problem in problems)
-    lines, rows, told = list[Note](), 0, set[tuple[str, str]]()
-    for problem in problems:
-        kind = (problem["reason"], problem["hint"])
-        if len(lines) == SHOWN_PROBLEMS or kind in told:
-            continue
-        many = alike[kind] > MANY_ALIKE and problem["reason"] != "redacted-secret"
-        told |= {kind} if many else set()
-        rows += alike[kind] if many else 1
-        more = f" and {alike[kind] - 1:,} more rows" if many else ""
-        lines.append(Note(f"{spelled(problem['source'])}{more}: {problem['reason']}: {problem['hint']}"))
-    return lines, rows
+def problem_text(problem: Mapping[str, Any]) -> Note:
+    """Return the first place of a problem, the number of further rows, and what to do."""
+    more = f" and {problem['rows'] - 1:,} more rows" if problem["rows"] > 1 else ""
+    return Note(f"{spelled(problem['source'])}{more}: {problem['reason']}: {problem['hint']}")
 
 
 def suggestion_text(line: Mapping[str, Any]) -> str:
@@ -236,7 +225,7 @@ def figures(document: Mapping[str, Any]) -> dict[str, Any]:
         f"length in {lengths['unit']}": {key: lengths[key] for key in ("median", "p90", "p99", "max")},
         "longer than max_length": lengths["above_max_length"] and f"{lengths['above_max_length']:.1%}",
         "tokens": trained and f"{document['tokens']:,}, trained {trained:,} ({trained / document['tokens']:.0%})",
-        "not checked without --model": document["not_run"],
+        "not checked without --model": None if document["model"] else "template, tokens and what of them is trained",
     }
 
 

@@ -22,7 +22,7 @@ from hivetune.cycle.record import JOURNAL, CycleRow, cycles_of, gate_of, loop_fo
 from hivetune.dashboard.overview import overview
 from hivetune.dashboard.page import MakePage, Page, PageRequest, fragment, of_this_version
 from hivetune.dashboard.watched import Series, WatchedRun, Watcher, run_id, short_path
-from hivetune.data.prepare.report import duplicate_kinds, places_by_reason
+from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import REPORT, ROWS_FILE, SPLITS, RowInfo, select_rows
 from hivetune.errors import HivetuneError, NotThere, UsageError
@@ -334,7 +334,6 @@ def report_page(watcher: Watcher, request: PageRequest) -> Page:
             "d": document,
             "duplicates": duplicate_kinds(document),
             "meanings": {name: reason.meaning for name, reason in REASONS.items()},
-            "places": places_by_reason(document),
         }
         title = f"{document['usable']:,} of {document['rows_in']:,} rows can be learned from"
         return Page("body.html", title, {"body": Markup(fragment("report.html", values))})

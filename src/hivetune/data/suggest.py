@@ -23,7 +23,6 @@ from hivetune.data.reasons import RowRefused
 SHOWN_ROWS = 3
 READ_SHARE = 0.8  # of the rows, that a mapping has to read, and in which a column has to stand
 _MAX_DEPTH, _MAX_SPEAKERS = 3, 6
-_QUOTED = re.compile(r"[^\w.,=+\[\]-]")  # what a shell may read otherwise
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 Texts = dict[str, list[str]]  # path -> its values
 
@@ -41,8 +40,7 @@ class Suggestion(NamedTuple):
     @property
     def option(self) -> str:
         """As it is written on the command line."""
-        named = write_columns(self.columns)
-        return f"--columns {shlex.quote(named) if _QUOTED.search(named) else named}"
+        return f"--columns {shlex.quote(write_columns(self.columns))}"
 
 
 def suggest(records: Sequence[Any]) -> Suggestion | None:

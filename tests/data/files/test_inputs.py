@@ -147,7 +147,7 @@ def test_a_file_name_that_is_no_utf_8(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/caf\xe9.jsonl"
     Path(os.fsdecode(path)).write_text('{"text": "fine"}\nbroken\n')
     report = check(DataConfig(path=str(tmp_path)), clean=tmp_path / "out" / "clean.jsonl")
-    assert (report.usable, report.num_rejected) == (1, 1)
+    assert (report.usable, sum(report.document["rejected"].values())) == (1, 1)
     assert report.document["problems"][0]["source"].endswith("caf\\udce9.jsonl:2")
 
 

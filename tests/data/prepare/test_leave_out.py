@@ -41,7 +41,7 @@ def test_named_rows_are_set_aside_and_all_others_stay(
     assert accounting["set_aside"] == {reason: list(named.values()).count(reason) for reason in LEAVE_OUT}
     assert accounting["rows_in"] == 60 == accounting["trained"] + accounting["held_out"] + 20
     told = [one for one in read_json(snapshot.folder / REPORT)["problems"] if one["reason"] in LEAVE_OUT]
-    assert {one["source"] for one in told} == {whole[identity].source for identity in named}
+    assert {one["reason"]: one["rows"] for one in told} == accounting["set_aside"]
 
 
 def test_another_choice_is_another_snapshot_and_the_same_one_is_found(

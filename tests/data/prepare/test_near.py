@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from data.conftest import chat
+from data.conftest import chat, written
 from data.prepare import faults
 
 from hivetune.config import DataConfig
@@ -169,9 +169,10 @@ def test_duplicates_are_counted_and_shown(write_rows: Callable[..., Path]) -> No
     path = write_rows(rows)
     document = check(DataConfig(path=str(path))).document
     assert (document["exact_duplicates"], document["near_duplicates"], document["usable"]) == (1, 1, 2)
-    examples = [(e["kind"], e["source"], e["same_as"]) for e in document["duplicate_examples"]]
-    assert examples == [("exact", f"{path}:2", f"{path}:1"), ("near", f"{path}:1", f"{path}:3")]
-    assert 0.85 < document["duplicate_examples"][1]["share"] < 1
+    near_copy, exact = written(path)["duplicates"]
+    assert (exact["kind"], exact["source"], exact["same_as"]) == ("exact", f"{path}:2", f"{path}:1")
+    assert (near_copy["kind"], near_copy["source"], near_copy["same_as"]) == ("near", f"{path}:1", f"{path}:3")
+    assert 0.85 < near_copy["share"] < 1
     assert check(DataConfig(path=str(path), near_duplicates=0)).usable == 3
 
 
@@ -183,9 +184,11 @@ def history(turns: int, **more: object) -> dict[str, object]:
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_longest_of_a_growing_history_stays(write_rows: Callable[..., Path], order: int) -> None:
     rows = [history(turns) for turns in range(1, 6)][::order]
-    document = check(DataConfig(path=str(write_rows(rows)), near_duplicates=0)).document
+    path = write_rows(rows)
+    document = check(DataConfig(path=str(path), near_duplicates=0)).document
     assert (document["beginnings"], document["duplicates"], document["usable"]) == (4, 4, 1)
-    assert {e["same_as"].rpartition(":")[2] for e in document["duplicate_examples"]} == {"5" if order > 0 else "1"}
+    dropped = written(path, near_duplicates=0)["duplicates"]
+    assert {e["same_as"].rpartition(":")[2] for e in dropped} == {"5" if order > 0 else "1"}
 
 
 def test_a_beginning_stays_where_the_longer_row_does_not_train_its_answer(write_rows: Callable[..., Path]) -> None:
@@ -205,8 +208,7 @@ def test_a_beginning_stays_where_the_longer_row_does_not_train_its_answer(write_
 def test_of_equal_rows_the_oldest_stays(write_rows: Callable[..., Path]) -> None:
     rows = [chat("What is it?", "A hive.", timestamp=time) for time in (1_700_000_300, 1_700_000_100, 1_700_000_200)]
     path = write_rows(rows)
-    document = check(DataConfig(path=str(path))).document
-    assert {(e["source"], e["same_as"]) for e in document["duplicate_examples"]} == {
+    assert {(e["source"], e["same_as"]) for e in written(path)["duplicates"]} == {
         (f"{path}:1", f"{path}:2"),
         (f"{path}:3", f"{path}:2"),
     }

@@ -135,14 +135,14 @@ def test_what_is_too_large_for_one_side(write_rows: Callable[..., Path], chatml:
     found = sides(path, chatml)
     assert Counter(found[f"answer {i}"] for i in range(1, 400, 2))["train"] < 200
     groups = check(DataConfig(path=str(path))).document["groups"]
-    assert groups["broken_up"] > 0 and groups["largest"] <= 80 and groups["too_large"] == 0
+    assert groups["broken_up"] > 0 and groups["largest"] <= 80
 
 
 def test_one_question_for_everything_is_trained(write_rows: Callable[..., Path]) -> None:
     rows = [chat("Go on.", f"answer {i}", session=f"s{i}") for i in range(50)]
     document = check(DataConfig(path=str(write_rows(rows)))).document
     assert document["splits"] == {"train": 50, "validation": 0, "test": 0}
-    assert document["groups"]["too_large"] == 50
+    assert document["groups"]["largest"] == 50
 
 
 def test_one_question_about_many_documents_is_divided_by_document(

@@ -7,7 +7,7 @@ each split has its share.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hivetune.data.snapshot import SPLITS
@@ -34,8 +34,8 @@ def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig
     """Give each row with the fate train its group and its split. `alike` are pairs of rows that ask nearly the same.
 
     Return for the report the number of `groups`, the size of the `largest`, the rows whose ties were not all kept since
-    the group would be larger than all that may be held out (`broken_up`), those that are trained because theirs is
-    (`too_large`), and a sentence for each split that misses its share by more than SHARE_FACTOR (`missed`).
+    the group would be larger than all that may be held out (`broken_up`), and a sentence for each split that misses its
+    share by more than SHARE_FACTOR (`missed`).
     """
     num_rows = work.num_rows
     usable = bytearray(num_rows)
@@ -49,26 +49,29 @@ def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig
     ties.join(_equal(work, "session64", limit, ties.broken))
     ties.join(pair for pair in alike if usable[pair[0]] and usable[pair[1]])
     root = ties.closed()
+    # Arrays, since a dictionary of a million rows takes 100 MB.
     sizes = array("I", bytes(4 * num_rows))
     for row in range(num_rows):
         sizes[root[row]] += usable[row]
-    anchors = _anchors(work, root)
     groups = array("I", (row for row in range(num_rows) if usable[row] and root[row] == row))
-    side, missed = _sides(groups, anchors, sizes, limit, total, data)
+    side = _sides(groups, _anchors(work, root), sizes, limit, total, data)
     work.database.execute("BEGIN")
     work.database.executemany(
         "UPDATE rows SET tied = ?, fate = ? WHERE n = ?",
         ((root[row], SPLITS[side[root[row]]], row) for row in range(num_rows) if usable[row]),
     )
     work.database.execute("COMMIT")
-    too_large = sum(sizes[group] for group in groups if sizes[group] > limit)
-    largest = max((sizes[group] for group in groups), default=0)
+    held = _rows_of(groups, side, sizes)
     return {
         "groups": len(groups),
-        "largest": largest,
+        "largest": max((sizes[group] for group in groups), default=0),
         "broken_up": len(ties.broken),
-        "too_large": too_large,
-        "missed": list(missed),
+        "missed": [
+            f"{SPLITS[split]} holds {held[split]:,} of {total:,} rows ({held[split] / total:.0%}),"
+            f" not {rows / total:.0%}"
+            for split, rows in _wanted(total, data)
+            if total and _misses(held[split], rows)
+        ],
     }
 
 
@@ -141,32 +144,33 @@ def _anchors(work: "Work", root: "array[int]") -> "array[int]":
     return anchors
 
 
+def _wanted(total: int, data: "DataConfig") -> tuple[tuple[int, float], ...]:
+    """Return the held-out splits, each an index into SPLITS with the number of rows that it should hold."""
+    return (SPLITS.index("validation"), data.validation * total), (SPLITS.index("test"), data.test * total)
+
+
 def _sides(
     groups: Sequence[int], anchors: Sequence[int], sizes: Sequence[int], limit: int, total: int, data: "DataConfig"
-) -> tuple[bytearray, tuple[str, ...]]:
-    """Return the side of each group, an index into SPLITS, and a sentence for each split that misses its share.
-
-    Groups of more than `limit` rows are trained.
-    """
-    shares = {"validation": data.validation, "test": data.test}
-    wanted = {SPLITS.index(split): share * total for split, share in shares.items()}
+) -> bytearray:
+    """Return the side of each group, an index into SPLITS; groups of more than `limit` rows are trained."""
     side = bytearray(len(anchors))
     for group in groups:
         if sizes[group] <= limit:
             side[group] = SPLITS.index(split_of(anchors[group], data.validation, data.test))
-    held = _rows_of(groups, side, sizes)
-    if any(
-        (rows >= FEW_ROWS and _misses(held[split], rows)) or held[split] > 2 * rows + 3  # no chance, but large groups
-        for split, rows in wanted.items()
+    held, wanted = _rows_of(groups, side, sizes), _wanted(total, data)
+    # A split of few rows misses its share by chance; more than twice of it comes from large groups.
+    if not any(
+        (rows >= FEW_ROWS and _misses(held[split], rows)) or held[split] > 2 * rows + 3 for split, rows in wanted
     ):
-        side = _in_order(sorted(groups, key=lambda group: (anchors[group], group)), sizes, limit, wanted)
-        held = _rows_of(groups, side, sizes)
-    missed = (
-        f"{SPLITS[split]} holds {held[split]:,} of {total:,} rows ({held[split] / total:.0%}), not {rows / total:.0%}"
-        for split, rows in wanted.items()
-        if total and _misses(held[split], rows)
-    )
-    return side, tuple(missed)
+        return side
+    side, held = bytearray(len(anchors)), [0] * len(SPLITS)
+    for group in sorted(groups, key=lambda group: (anchors[group], group)):
+        for split, rows in wanted if sizes[group] <= limit else ():
+            if held[split] < rows and held[split] + sizes[group] <= SHARE_FACTOR * rows:
+                side[group] = split
+                held[split] += sizes[group]
+                break
+    return side
 
 
 def _rows_of(groups: Sequence[int], side: Sequence[int], sizes: Sequence[int]) -> list[int]:
@@ -180,17 +184,3 @@ def _rows_of(groups: Sequence[int], side: Sequence[int], sizes: Sequence[int]) -
 def _misses(found: int, wanted: float) -> bool:
     """Return whether a split misses its share by more than SHARE_FACTOR, and by more than one row."""
     return abs(found - wanted) > 1 and not wanted / SHARE_FACTOR <= found <= wanted * SHARE_FACTOR
-
-
-def _in_order(groups: Sequence[int], sizes: Sequence[int], limit: int, wanted: Mapping[int, float]) -> bytearray:
-    """Return sides by taking the groups in their order, each into the first split that has room."""
-    held = dict.fromkeys(wanted, 0)
-    side = bytearray(len(sizes))
-    for group in groups:
-        size = sizes[group]
-        for split, rows in wanted.items():
-            if size <= limit and held[split] < rows and held[split] + size <= SHARE_FACTOR * rows:
-                side[group] = split
-                held[split] += size
-                break
-    return side

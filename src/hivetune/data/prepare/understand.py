@@ -1,5 +1,6 @@
 """How each file is read, by a sample of its rows: its format, which columns were read, and which were not."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -32,13 +33,13 @@ from hivetune.data.pieces.format import Conversation
 from hivetune.data.pieces.sessions import SESSION
 from hivetune.data.pieces.values import Row, texts_in
 from hivetune.data.raw import RawRow, Source
-from hivetune.data.read import QUARANTINE_KEY, is_table, parse_row, read_example
+from hivetune.data.read import is_table, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.suggest import Suggestion, suggest
 from hivetune.records import Example, Message, Progress, silent
 
-STORE = "store"
-SAMPLE_ROWS, SAMPLE_BYTES = 400, 4 << 20  # by which a file is understood
+# By these a file is understood: enough that a column which is often empty has a value, and read in a tenth of a second.
+SAMPLE_ROWS, SAMPLE_BYTES = 400, 4 << 20
 SUGGESTED_FROM_ROWS = 30
 SHOWN_PATHS = 6
 PREVIEW_CHARS, LOOKED_AT_CHARS = 70, 2000  # of a text that are shown, and that are searched for secrets
@@ -48,7 +49,6 @@ DIFFERENT_SHARE = 0.1  # of the rows: equal prompts with different answers above
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 _MIN_WORDS, _MIN_WIDE_CHARS = 4, 8  # of a sentence; Chinese and Japanese write without spaces
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
-_QUOTED = re.compile(r"[^\w.,=+\[\]-]")  # what a shell may read otherwise
 
 
 @dataclass(frozen=True)
@@ -84,22 +84,22 @@ def understand(
     unclear: dict[str, list[dict[str, Any]]] = {}
     seen: list[Row] = []
     for number, source in enumerate(inputs.sources, 1):
-        if source.kind != STORE:
-            turns = tuple(columns.items()) if is_turn_table(columns) else ()
-            source = replace(source, inside=columns.get(ROWS, ""), turns=turns)
+        if source.kind != "store":  # whose rows were understood when they were collected
+            source = replace(source, inside=columns.get(ROWS, ""))
             raws = list(_sample(source))
-            records = [_record(raw) for raw in raws]
-            rows, unknown = _read(raws, columns)
-            line: Suggestion | None = None
-            if not maps_content(columns) and unknown > UNKNOWN_SHARE * sum(isinstance(one, dict) for one in records):
-                line = suggest(records[:SUGGESTED_FROM_ROWS])
-            advice = f"if it is right, read it with {line.option}" if line else ""
-            source = replace(source, line=advice, telling=_why_refused(rows, columns, ignore))
-            known = _of_turns(source, columns) if turns else rows
-            seen += [one.row for one in known] if turns else [record for record in records if isinstance(record, dict)]
-            formats[source.name] = _formats(known, ignore, source.inside)
-            if line:
-                unclear[source.name] = [_suggestion(line)]
+            records = [record for raw in raws if (record := _record(raw)) is not None]
+            seen += records
+            if is_turn_table(columns):
+                rows = [_Sampled(row, "turns", (), _not_read(row, "turns", columns)) for row in records]
+                source = replace(source, turns=tuple(columns.items()))
+            else:
+                rows, unknown = _read(raws, columns)
+                is_unknown = not maps_content(columns) and unknown > UNKNOWN_SHARE * len(records)
+                if is_unknown and (line := suggest(records[:SUGGESTED_FROM_ROWS])) is not None:
+                    unclear[source.name] = [_suggestion(line)]
+                    source = replace(source, line=f"if it is right, read it with {line.option}")
+                source = replace(source, telling=_why_refused(rows, columns, ignore))
+            formats[source.name] = _formats(rows, ignore, source.inside)
         sources.append(source)
         progress(number, len(inputs.sources))
     if (error := lacks_where(seen, columns)) is not None:
@@ -142,13 +142,11 @@ def _sample(source: Source) -> Iterator[RawRow]:
             return
 
 
-def _record(raw: RawRow) -> Any:
-    """Return a row as JSON, out of the wrapper of a quarantine file; None for no JSON."""
-    try:
-        record = json.loads(raw.payload)
-        return parse_row(raw.payload) if isinstance(record, dict) and QUARANTINE_KEY in record else record
-    except (ValueError, RecursionError, RowRefused):
-        return None
+def _record(raw: RawRow) -> Row | None:
+    """Return a row as JSON; None for what the checks refuse."""
+    with contextlib.suppress(RowRefused, RecursionError):
+        return parse_row(raw.payload)
+    return None
 
 
 def _read(raws: Sequence[RawRow], columns: Mapping[str, str]) -> tuple[list[_Sampled], int]:
@@ -156,22 +154,13 @@ def _read(raws: Sequence[RawRow], columns: Mapping[str, str]) -> tuple[list[_Sam
     rows, unknown = [], 0
     for raw in raws:
         try:
-            found = read_example(replace(raw, file=None), columns)
-            row = parse_row(raw.payload)
+            found, row = read_example(replace(raw, file=None), columns), parse_row(raw.payload)
+            rows.append(_Sampled(row, found.layout, found.example.messages, _not_read(row, found.layout, columns)))
         except RowRefused as refused:
             unknown += refused.reason in ("unknown-layout", "who-answers")
         except RecursionError:
             pass  # the checks report it
-        else:
-            rows.append(_Sampled(row, found.layout, found.example.messages, _not_read(row, found.layout, columns)))
     return rows, unknown
-
-
-def _of_turns(source: Source, columns: Mapping[str, str]) -> list[_Sampled]:
-    """Return the first rows of a table of turns as they stand in the file, for their columns."""
-    records = (_record(raw) for raw in _sample(replace(source, turns=())))
-    rows = (record for record in records if isinstance(record, dict))
-    return [_Sampled(row, "turns", (), _not_read(row, "turns", columns)) for row in rows]
 
 
 def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
@@ -242,13 +231,9 @@ def _advice(names: Sequence[str], row: Row, columns: Mapping[str, str]) -> str:
     asked = columns.get("prompt") or next((name for name in row if plain_name(name) in QUESTIONS), "")
     mapping = write_columns({**columns, "prompt": AND.join((asked, *names))}) if asked else ""
     are, them = ("is", "it") if len(names) == 1 else ("are", "them")
-    reads = f"read {them} with --columns {_quoted(mapping)}, or " if mapping else ""
-    ignored = _quoted(",".join(names))
+    reads = f"read {them} with --columns {shlex.quote(mapping)}, or " if mapping else ""
+    ignored = shlex.quote(",".join(names))
     return f"{', '.join(map(repr, names))} {are} not read: {reads}leave {them} out with --ignore {ignored}"
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text) if _QUOTED.search(text) else text
 
 
 def _suggestion(line: Suggestion) -> dict[str, Any]:

@@ -225,12 +225,12 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
     first.refuse(settings.data.max_rejected)
     report = first.document
     if folder and not has_length:
-        settings = _with_length(settings, rounded_up(report["lengths"]["keeps_99_percent"]))
+        settings = _with_length(settings, rounded_up(report["lengths"]["p99"]))
     planned = _plan(settings, report)
     while not has_length and planned is not None and planned.choice is None and settings.max_length > SHORTEST:
         settings = _with_length(settings, settings.max_length // 2)
         planned = _plan(settings, report)
-    if report["lengths"]["unit"] == "tokens" and report["lengths"]["longest_seen"] > settings.max_length:
+    if report["lengths"]["unit"] == "tokens" and report["lengths"]["max"] > settings.max_length:
         # Counted as `train` counts: rows longer than the chosen length are rejected.
         second = check(
             settings.data,
