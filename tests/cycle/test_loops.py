@@ -18,6 +18,7 @@ from hivetune.base.disk import lock
 from hivetune.base.journal import read_journal
 from hivetune.config import load_config
 from hivetune.cycle import loop as loops
+from hivetune.cycle import stations as run_of_stations
 from hivetune.cycle.loop import COOL_S, MAX_SENTENCE_CHARS, RETRY_S, Loop, look, notice, opened, send_notice
 from hivetune.cycle.record import (
     CycleRow,
@@ -69,7 +70,7 @@ def notices(folder: Path) -> list[str]:
 @pytest.fixture
 def stations(monkeypatch: pytest.MonkeyPatch) -> Stations:
     """Return a function that sets what a cycle does instead of its stations."""
-    return lambda instead: monkeypatch.setattr(loops, "run_cycle", instead)
+    return lambda instead: monkeypatch.setattr(run_of_stations, "run_cycle", instead)
 
 
 @pytest.mark.slow
@@ -133,9 +134,9 @@ def test_a_pause_fails_nothing(loop: Loop, stations: Stations) -> None:
     """Three pauses of an evaluation ended its cycle as failed, and each pause delayed the next try."""
 
     def evaluate(work: Work) -> Any:
-        with work.long("evaluate", "scoring") as (_, progress):
+        with work.station("evaluate"):
             (loop_folder(NAME) / "paused").touch()
-            progress(1, 2)
+            work.progress("scoring")(1, 2)
 
     stations(evaluate)
     for _ in range(4):
@@ -178,7 +179,7 @@ def test_settings_and_rows_that_change_while_a_cycle_is_open(
     loop: Loop, stations: Stations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cycle keeps the settings that it was opened with, and ends when one of its rows was forgotten."""
-    straight = loops.run_cycle
+    straight = run_of_stations.run_cycle
 
     def only_the_run(work: Work) -> Any:
         ensure_run(work)

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 import hivetune.cycle.rows
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
-from hivetune.cycle.record import Domain
+from hivetune.cycle.record import CycleRow, Domain, begin_cycle, end_cycle
 from hivetune.cycle.rows import RowsNow, affordable_tokens, choose_rows, domains_of, pool_of, read_rows_now
 from hivetune.data.reasons import LEAVE_OUT
 from hivetune.data.snapshot import PoolRow
 from hivetune.release.registry import champion_of
+
+CYCLE = CycleRow("a1", "demo", 10.0, "rows", {}, None)
 
 
 def row(number: int, **about: Any) -> PoolRow:
@@ -135,6 +137,12 @@ def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
         again = [{**one, "session_id": "s31"} for one in make_rows(31, 4)]  # a group counts once
         append_rows(tmp_path / "rows.jsonl", [*make_rows(30, 1), *again])
         assert read_rows_now(config, database, "demo", champion, known).groups == 2
+        database.execute("INSERT INTO tainted VALUES (?, 'user', 'u1', 3, 20)", (snapshot.hash,))
+        now = read_rows_now(config, database, "demo", champion, known)
+        assert now.groups == 5  # forgotten rows of the champion count, once: a later cycle was without them
+        begin_cycle(database, replace(CYCLE, opened=30.0))
+        end_cycle(database, CYCLE, "refused", "worse", 31.0)
+        assert read_rows_now(config, database, "demo", champion, now).groups == 2
 
 
 def of(agent: str | None, train: int, held_out: int, first: int) -> list[PoolRow]:

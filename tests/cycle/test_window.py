@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.cycle.loop import allowed_now, parse_window
-from hivetune.cycle.stations import Permission
+from hivetune.cycle.loop import Permission, allowed_now, parse_window
 from hivetune.errors import UsageError
 
 NIGHT = "22:00-06:00"

@@ -17,7 +17,7 @@ from typing import Literal
 from hivetune.config import GateConfig
 from hivetune.judge.statistics import Estimate, jackknife, loss_difference
 from hivetune.judge.verdict import Evaluation, judge, loss_columns
-from hivetune.records import Metric, Verdict, VerdictName
+from hivetune.records import Verdict, VerdictName
 
 _GRAVEST_FIRST: tuple[VerdictName, ...] = ("abort", "iterate", "not-enough-evidence", "deploy")
 Part = Literal["base", "champion", "earlier rows", "fresh rows"]
@@ -85,11 +85,8 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Gat
     """Require any gain in the required metrics."""
     # Where the base model was upgraded since, losses are of other tokens, and answers decide.
     by_answers = (config.loss_gain is None and config.success_gain is not None) or _of_another_base(evaluation)
-    required = {
-        "loss_gain": None if config.loss_gain is None else 0.0,
-        "success_gain": 0.0 if by_answers else None,
-    }
-    config = config.model_copy(update=required)
+    loss_gain, success_gain = None if config.loss_gain is None else 0.0, 0.0 if by_answers else None
+    config = config.model_copy(update={"loss_gain": loss_gain, "success_gain": success_gain})
     # Speed and size are held against the base, which does not change.
     return judge(evaluation, config, look=contests.look, shares=contests.shares, beside_base=False)
 
@@ -123,19 +120,18 @@ def _within(gain: Estimate | str, tolerance: float) -> Verdict:
     if isinstance(gain, str):
         name: VerdictName = "abort" if "not finite" in gain else "not-enough-evidence"
         return Verdict(name, (f"earlier rows: {gain}",), (), decisive=1)
-    metric = Metric("earlier_loss", None, None, gain.units, tolerance, None, True, gain=gain.value)
     if gain.interval is None:
-        reason = f"earlier rows: {gain.units} are too few for an interval"
-        return Verdict("not-enough-evidence", (reason,), (metric,), decisive=1)
+        return Verdict(
+            "not-enough-evidence", (f"earlier rows: {gain.units} are too few for an interval",), (), decisive=1
+        )
     low, high = gain.interval
-    metric = replace(metric, interval=gain.interval, passed=low > -tolerance)
     if high < -tolerance:
-        name, said = "abort", f": worse by more than the tolerance {tolerance:g}"
+        name, said = "abort", ": worse by more than"
     elif low <= -tolerance:
-        name, said = "not-enough-evidence", f": not shown to be within the tolerance {tolerance:g}"
+        name, said = "not-enough-evidence", ": not shown to be within"
     else:
-        name, said = "deploy", f", within the tolerance {tolerance:g}"
-    return Verdict(name, (_fact("earlier rows", gain) + said,), (metric,), decisive=1)
+        name, said = "deploy", ", within"
+    return Verdict(name, (f"{_fact('earlier rows', gain)}{said} the tolerance {tolerance:g}",), (), decisive=1)
 
 
 def _fact(rows: str, gain: Estimate) -> str:

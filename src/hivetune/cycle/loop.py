@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from datetime import time as clock
 from functools import partial
 from threading import Event
 from typing import Any, Literal
@@ -20,26 +21,16 @@ from hivetune.base.disk import FULL_DISK, home, lock
 from hivetune.base.journal import Journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
-from hivetune.cycle import record
+from hivetune.cycle import record, stations
 from hivetune.cycle.record import CycleEnd, CycleRow, Domain, OpenedFor, cycles_of, loop_folder
 from hivetune.cycle.rows import RowsNow, cycle_id, domain_config, domains_of, read_rows_now
-from hivetune.cycle.stations import (
-    FAILURES,
-    Listener,
-    Permission,
-    WindowEnded,
-    Work,
-    close_cycle,
-    first_line,
-    run_cycle,
-    settings_then,
-)
+from hivetune.cycle.stations import FAILURES, Listener, WindowEnded, first_line
 from hivetune.data.files.find import refuse_read_once
 from hivetune.data.intake.collect import Collected, collect, parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.models.prepared import fetch_model
-from hivetune.release.registry import champion_of, check_release_name, desired, forgotten_rows
+from hivetune.release.registry import champion_of, check_release_name, desired
 from hivetune.serve.capture import SOURCE
 
 UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
@@ -65,6 +56,17 @@ NOTICES = {
 }
 _HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\s*-\s*([01]?\d|2[0-4]):([0-5]\d)")
 _DAY = 24 * 60
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Permission for long work now. `until`: when it must end, None for never. `again`: when it may continue, if not
+    now; None where a person says so. `reason`: why, in words, also when it may."""
+
+    now: bool = True
+    until: float | None = None
+    again: float | None = None
+    reason: str = "no window is set"
 
 
 @dataclass(frozen=True)
@@ -94,37 +96,32 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
     folder = loop_folder(leader)
     with closing(open_database()) as database:
         champion, cycles = champion_of(database, leader), cycles_of(database, name)
-        label = None if champion is None else champion.label
         opened = next((cycle for cycle in cycles if cycle.closed is None), None)
         asked = (folder / record.NOW).exists() if opened is None else opened.opened_for == "request"
         allowed = allowed_now(config.cycle.window, now, asked=asked)
-        seen = Look("wait", "", now + LOOK_AGAIN_S, label, opened, allowed=allowed)
+        label = None if champion is None else champion.label
+        seen = Look("wait", "", now + LOOK_AGAIN_S, label, opened, "request" if asked else "rows", allowed=allowed)
         if (folder / record.PAUSED).exists():
             return seen.waits("paused by a person")
         if opened is not None:
             return _look_at_open(seen, opened, now)
         rows = before if domain is not None else read_rows_now(config, database, name, champion, before)
-        forgotten = 0 if champion is None else forgotten_rows(database, champion.snapshot)
-    seen = replace(seen, rows=rows, opens_for="request" if asked else "rows")
+    seen = replace(seen, rows=rows)
     if cycles and cycles[-1].end == "failed" and not asked:
         failed_at = cycles[-1].closed or 0.0
         if failed_at <= now < failed_at + COOL_S:
             return seen.waits(f"cycle {cycles[-1].id} failed: {cycles[-1].reason}", failed_at + COOL_S)
     ended = [cycle for cycle in cycles if cycle.end != "failed"]
-    if domain is not None:
+    if domain is None:
+        reason = "asked for by a person" if asked else f"{rows.groups} new groups, {allowed.reason}"
+        if lacks := _lacks(config, rows, 1 if asked else config.cycle.after_rows):
+            return seen.waits(lacks)
+        if rows.snapshot and cycle_id(rows.snapshot, config, champion) in {cycle.id for cycle in ended}:
+            return seen.waits("a cycle of these rows, settings and champion is closed already")
+    else:
+        reason = f"{name}: {domain.value!r} has enough rows, and {label} is new"
         if any(cycle.champion == label for cycle in ended):
             return seen.waits(f"{name} follows the next promotion of {leader}")
-        reason = f"{name}: {domain.value!r} has enough rows, and {label} is new"
-    elif forgotten and not any(cycle.opened_for == "rebuild" and cycle.champion == label for cycle in ended):
-        reason, seen = f"{label} holds {forgotten} forgotten rows", replace(seen, opens_for="rebuild")
-    elif lacks := _lacks(config, rows, 1 if asked else config.cycle.after_rows):
-        return seen.waits(lacks)
-    elif rows.snapshot is not None and cycle_id(rows.snapshot, config, champion) in {cycle.id for cycle in ended}:
-        return seen.waits("a cycle of these rows, settings and champion is closed already")
-    else:
-        reason = "asked for by a person" if asked else f"{rows.groups} new groups, {allowed.reason}"
-    if rows.snapshot is None:
-        return seen.waits(f"the rows can't be used: {rows.problem}")
     if not allowed.now:
         return seen.waits(allowed.reason, allowed.again)
     if champion is not None:
@@ -175,10 +172,10 @@ def allowed_now(window: str | None, now_s: float, *, asked: bool = False) -> Per
     if window is None or asked:
         return Permission(reason="a person asked for it" if asked else "no window is set")
     start, end = parse_window(window)
-    midnight = datetime.fromtimestamp(now_s).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
+    today = datetime.fromtimestamp(now_s).date()
     # Yesterday's window may reach into today, and today's may be over: tomorrow's comes next. A day with a change of
     # the clocks may put that one behind, so one more is looked at.
-    days = [(_moment(midnight, day * _DAY + start), _moment(midnight, day * _DAY + end)) for day in (-1, 0, 1, 2)]
+    days = [(_moment(today, day * _DAY + start), _moment(today, day * _DAY + end)) for day in (-1, 0, 1, 2)]
     for start_s, end_s in days:
         if start_s <= now_s < end_s:
             return Permission(True, end_s, None, f"open until {_shown(end_s, now_s)}")
@@ -186,19 +183,18 @@ def allowed_now(window: str | None, now_s: float, *, asked: bool = False) -> Per
     return Permission(False, None, coming_s, f"the window opens at {_shown(coming_s, now_s)}")
 
 
-def _moment(midnight: datetime, minutes: int) -> float:
+def _moment(today: date, minutes: int) -> float:
     """Return the time that the clock shows so many minutes after midnight, in seconds since 1970."""
     # The system knows its zone and the changes of its clocks: a time that daylight saving skips counts as usual, of a
     # repeated one the first does.
     days, minute = divmod(minutes, _DAY)
-    return (midnight + timedelta(days=days)).replace(hour=minute // 60, minute=minute % 60).timestamp()
+    return datetime.combine(today + timedelta(days), clock(minute // 60, minute % 60)).timestamp()
 
 
 def _shown(moment_s: float, now_s: float) -> str:
     """Return a moment for people: the time, with the date if that is not today's."""
-    moment = datetime.fromtimestamp(moment_s)
-    same_day = moment.date() == datetime.fromtimestamp(now_s).date()
-    return moment.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M")
+    moment, now = datetime.fromtimestamp(moment_s), datetime.fromtimestamp(now_s)
+    return moment.strftime("%H:%M" if moment.date() == now.date() else "%Y-%m-%d %H:%M")
 
 
 @dataclass
@@ -241,23 +237,16 @@ class Loop:
         with closing(open_database()) as database:
             for release in record.newly_rolled_back(database, self.name):
                 self._send("rolled_back", release.label, release.withdrawn)
+            champion, served = champion_of(database, self.name), desired(database)
         seen = self._do(self.config, None)
-        if seen.do != "wait" or self.config.cycle.by is None or seen.rows.snapshot is None:
-            return seen
-        with closing(open_database()) as database:
-            champion = champion_of(database, self.name)
-            served = {name for name in desired(database) if name.startswith(f"{self.name}-")}
-        if champion is None:
+        if seen.do != "wait" or seen.rows.snapshot is None or champion is None or self.config.cycle.by is None:
             return seen
         domains = domains_of(self.config, seen.rows.snapshot.pool())
-        if gone := served - {domain.name for domain in domains}:
-            names = ", ".join(sorted(gone))
-            self._report("domains", f"{names}: too few rows are left to train again; what is served stays")
-        for domain in domains:
-            found = self._do(domain_config(self.config, domain, champion), domain)
-            if found.do != "wait":
-                return found
-        return seen
+        gone = {name for name in served if name.startswith(f"{self.name}-")} - {domain.name for domain in domains}
+        few = f"{', '.join(sorted(gone))}: too few rows are left to train again; what is served stays"
+        self._report("domains", few if gone else "")
+        found = (self._do(domain_config(self.config, domain, champion), domain) for domain in domains)
+        return next((each for each in found if each.do != "wait"), seen)
 
     def _do(self, config: RunConfig, domain: Domain | None) -> Look:
         """Look at one name, write the decision down, and do it."""
@@ -299,20 +288,18 @@ class Loop:
     def _continue(self, cycle: CycleRow) -> None:
         """Continue the cycle to its end, the end of the window, or a failure."""
         # What is told after the success of a station is news again.
-        work = Work(
-            cycle, settings_then(cycle), partial(self._allowed, cycle), self.journal, self.listener, self._told.clear
-        )
+        ends, news = partial(self._must_end, cycle), self._told.clear
+        work = stations.Work(cycle, stations.settings_then(cycle), ends, self.journal, self.listener, news)
         try:
-            end, reason = run_cycle(work)
+            ended = stations.run_cycle(work)
         except WindowEnded:
             return
         except Stopped:
             raise
         except FAILURES as error:
-            self._fail(cycle, error)
-            return
+            return self._fail(cycle, error)
         self.failure = None
-        self._close(cycle, end, reason)
+        self._close(cycle, *ended)
 
     def _fail(self, cycle: CycleRow, error: Exception) -> None:
         """Count a failure. A full disk and another process are waited for; refused rows fail at once."""
@@ -328,7 +315,7 @@ class Loop:
             self._close(cycle, "failed", text)
 
     def _close(self, cycle: CycleRow, end: CycleEnd, reason: str) -> None:
-        reason = close_cycle(cycle, end, reason, self.clock())
+        reason = stations.close_cycle(cycle, end, reason, self.clock())
         self.journal.append("closed", cycle=cycle.id, end=end, reason=reason)
         self.listener.say(f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}")
         with closing(open_database()) as database:
@@ -336,11 +323,15 @@ class Loop:
         event = "worse" if end == "refused" and record.gate_of(cycle).get("verdict") == "abort" else end
         self._send(event, cycle.name if release is None else release.label, reason)
 
-    def _allowed(self, cycle: CycleRow) -> Permission:
-        """Return whether work may continue. A person's pause ends it too."""
+    def _must_end(self, cycle: CycleRow, within_s: float) -> str:
+        """Return why the work of a cycle has to end within so many seconds, or "". A person's pause ends it too."""
         if (loop_folder(self.name) / record.PAUSED).exists():
-            return Permission(False, reason="paused by a person")
-        return allowed_now(self.config.cycle.window, self.clock(), asked=cycle.opened_for == "request")
+            return "paused by a person"
+        now_s = self.clock()
+        allowed = allowed_now(self.config.cycle.window, now_s, asked=cycle.opened_for == "request")
+        if allowed.now and allowed.until is not None and now_s + within_s >= allowed.until:
+            return "the window ends"
+        return "" if allowed.now else allowed.reason
 
     def _is_news(self, topic: str, text: str) -> bool:
         """Return whether a text is another than the last one of its topic, and remember it."""

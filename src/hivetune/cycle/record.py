@@ -26,8 +26,8 @@ from hivetune.release.registry import Release, releases
 JOURNAL, PAUSED, NOW = "cycle.jsonl", "paused", "now"
 RUN, GATE, AGAINST_CHAMPION, LEFT_OUT = "run", "cycle-gate.json", "against-champion.json", "left_out.jsonl"
 
-OpenedFor = Literal["rows", "rebuild", "request"]
-# How a cycle ends. `failed` makes the next one wait for a day, and may be opened again.
+OpenedFor = Literal["rows", "request"]
+# `failed` makes the next cycle wait for a day, and may be opened again.
 CycleEnd = Literal["promoted", "refused", "ready", "failed", "given_up", "rolled_back"]
 
 
@@ -84,11 +84,6 @@ class CycleRow:
         return self.folder / RUN
 
 
-# In the order of the fields.
-_COLUMNS = "id, name, opened, opened_for, config, champion, domain"
-_STATE = "station, failures, failed, words, closed, ending, reason"
-
-
 def loop_folder(name: str) -> Path:
     """Return the folder of the loop with this name."""
     return home() / "cycles" / name
@@ -105,26 +100,24 @@ def cycles_of(database: sqlite3.Connection, name: str) -> list[CycleRow]:
 
 
 def _cycles(database: sqlite3.Connection, where: str, name: str) -> list[CycleRow]:
-    found = database.execute(f"SELECT {_COLUMNS}, {_STATE} FROM cycles WHERE {where}", (name,))
-    return [_cycle_row(*row) for row in found.fetchall()]
+    found = database.execute(f"SELECT * FROM cycles WHERE {where}", (name,)).fetchall()
+    return [_cycle(*row) for row in found]
 
 
-def _cycle_row(*row: Any) -> CycleRow:
-    first, (config, champion, domain), state = row[:4], row[4:7], row[7:]
-    of = None if domain is None else Domain(**json.loads(domain))
-    return CycleRow(*(*first, json.loads(config), champion, of, *state))
+# The columns of the table are in the order of the fields.
+def _cycle(*row: Any) -> CycleRow:
+    config, champion, domain = json.loads(row[4]), row[5], row[6] and Domain(**json.loads(row[6]))
+    return CycleRow(*(*row[:4], config, champion, domain, *row[7:]))
 
 
 def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> None:
     """Open a cycle. One that failed is opened again; one that ended otherwise stays closed."""
     domain = None if cycle.domain is None else json.dumps(asdict(cycle.domain))
     about = (cycle.id, cycle.name, cycle.opened, cycle.opened_for, json.dumps(dict(cycle.config)), cycle.champion)
+    columns = "id, name, opened, opened_for, config, champion, domain"
     with transaction(database):
-        row = database.execute("SELECT ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
-        if row is None or row[0] == "failed":
-            database.execute(
-                f"INSERT OR REPLACE INTO cycles ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*about, domain)
-            )
+        database.execute("DELETE FROM cycles WHERE id = ? AND ending = 'failed'", (cycle.id,))
+        database.execute(f"INSERT OR IGNORE INTO cycles ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*about, domain))
 
 
 def begin_station(database: sqlite3.Connection, cycle: CycleRow, station: str) -> None:
@@ -182,14 +175,14 @@ def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
     return next((release for release in releases(database, cycle.name) if Path(release.run).resolve() == run), None)
 
 
-def gate_of(cycle: CycleRow) -> dict[str, Any]:
-    """Return the verdict's document, or {} before it."""
-    return measured_document(cycle.folder / GATE)
-
-
 def measured_document(path: Path) -> dict[str, Any]:
-    """Return a document, or {} where it is missing or damaged: its content is measured again."""
+    """Return what a station left, or {} where it is missing or damaged: its content is made again."""
     try:
         return read_document(path)
     except UsageError:
         return {}
+
+
+def gate_of(cycle: CycleRow) -> dict[str, Any]:
+    """Return the verdict's document, or {} before it."""
+    return measured_document(cycle.folder / GATE)

@@ -25,14 +25,14 @@ from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig
-from hivetune.cycle.record import CycleRow, Domain, domain_value, trained_rows
+from hivetune.cycle.record import CycleRow, Domain, cycles_of, domain_value, trained_rows
 from hivetune.data.files.find import find_sources
 from hivetune.data.identity import settings_of
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
 from hivetune.models.prepared import fetch_model, folder_for
-from hivetune.release.registry import Release, check_release_name, snapshot_folder
+from hivetune.release.registry import Release, check_release_name, forgotten_rows, snapshot_folder
 from hivetune.run.folder import read_record
 from hivetune.train.plan.run import plan_document, plan_run
 
@@ -46,8 +46,9 @@ SHOWN_SOURCES = 5
 
 @dataclass(frozen=True)
 class RowsNow:
-    """All current rows of the config. `groups`: number of groups with new usable rows. `hours`: predicted maximum hours
-    of training, None if unknown. `problem`: why the rows can't be trained. `key`: what they were read from."""
+    """All current rows of the config. `groups`: number of groups with new usable rows, and of the champion's rows that
+    were forgotten since the last cycle. `hours`: predicted maximum hours of training, None if unknown. `problem`: why
+    the rows can't be trained. `key`: what they were read from."""
 
     snapshot: Snapshot | None = None
     groups: int = 0
@@ -64,7 +65,9 @@ def read_rows_now(
     key: tuple[Any, ...] | None = None
     try:
         behind = None if champion is None else champion.snapshot
-        key = (_inputs(config, database), len(trained_rows(database, name)), behind, config)
+        looked = max((cycle.opened for cycle in cycles_of(database, name) if cycle.end != "failed"), default=0.0)
+        forgotten = 0 if champion is None else forgotten_rows(database, champion.snapshot, looked)
+        key = (_inputs(config, database), len(trained_rows(database, name)), behind, forgotten, config)
         if before.key == key:
             return before
         pool = pool_of(config)
@@ -80,7 +83,7 @@ def read_rows_now(
     known = known_rows(database, name, champion)
     # A release's own answer is no evidence, so it is no reason to begin either.
     new = {row.tied for row in rows if row.id not in known and row.answered_by is None}
-    return RowsNow(pool, len(new), hours, disk_bytes, problem, key)
+    return RowsNow(pool, len(new) + forgotten, hours, disk_bytes, problem, key)
 
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:

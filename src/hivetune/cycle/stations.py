@@ -1,8 +1,8 @@
 """One cycle, straight from its rows to its end: `run_cycle`.
 
-Killed anywhere, the same call continues: each station finds what it left and is done, or begins again. What it left is
-of this adapter and this champion, compared by their hashes. Long work ends with the window, and computes only while
-nobody else wants the processor.
+Killed anywhere, the same call continues: each station finds its result and is done, or begins again. A result is of
+this adapter and this champion, compared by their hashes. Long work ends with the window, and computes only while nobody
+else wants the processor.
 """
 
 import shutil
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from hivetune.cycle import record, rows
 from hivetune.cycle.gate import Comparisons, judge_cycle
 from hivetune.cycle.record import CycleEnd, CycleRow
 from hivetune.data.reasons import write_leave_out
-from hivetune.errors import Busy, HivetuneError, MachineNotFit, Stopped
-from hivetune.judge.evaluate import compare_pair, evaluate_run, verdict_document
+from hivetune.errors import Busy, HivetuneError, Stopped
+from hivetune.judge.evaluate import compare_pair, evaluate_run
 from hivetune.models.prepared import folder_for
 from hivetune.process.launch import when_idle
 from hivetune.records import Progress, silent
@@ -37,15 +36,13 @@ from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION, RECORD, adapter_hash, read_record
 from hivetune.run.status import run_status
 from hivetune.serve.register import register_run
-from hivetune.serve.route import loaded_labels
 from hivetune.train.open import Run, load_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 
 BY = "cycle"  # who moved an alias, in its history
-LOOK_EVERY_S = 5.0  # at the window, which is slower to ask than a lock
-MARGIN_S = 30.0  # before the window ends, a training is told to save and end
-LOAD_TIMEOUT_S = 120.0  # for a gateway to load a new release
+# Before the window ends: work that leaves nothing unfinished ends at once, and a training saves first.
+ENDING_S, SAVING_S = 5.0, 30.0
 FAILURES = (HivetuneError, OSError, sqlite3.OperationalError)  # what is told; any other is a bug
 
 Ended = tuple[CycleEnd, str]
@@ -53,17 +50,6 @@ Ended = tuple[CycleEnd, str]
 
 class WindowEnded(HivetuneError):
     """The window or a person ended a piece of work. Nothing failed."""
-
-
-@dataclass(frozen=True)
-class Permission:
-    """Permission for long work now. `until`: when it must end, None for never. `again`: when it may continue, if not
-    now; None where a person says so. `reason`: why, in words, also when it may."""
-
-    now: bool = True
-    until: float | None = None
-    again: float | None = None
-    reason: str = "no window is set"
 
 
 @dataclass
@@ -76,11 +62,12 @@ class Listener:
 
 @dataclass
 class Work:
-    """What the stations of a cycle work with. `allowed` is asked while they work. `succeeded` is called after each."""
+    """What the stations of a cycle work with. `must_end`: why work has to end within so many seconds, "" while it has
+    not. `succeeded` is called after each station."""
 
     cycle: CycleRow
     config: RunConfig
-    allowed: Callable[[], Permission]
+    must_end: Callable[[float], str]
     journal: Journal
     listener: Listener = field(default_factory=Listener)
     succeeded: Callable[[], None] = lambda: None
@@ -109,21 +96,16 @@ class Work:
                 self.journal.append("end", cycle=self.cycle.id, station=name, **told)
             self.listener.say(f"{name} {outcome}: {'; '.join(words)}")
 
-    @contextmanager
-    def long(self, name: str, label: str) -> Iterator[tuple[list[str], Progress]]:
-        """Enter a station whose children compute while nobody else does; its progress ends it with the window."""
-        shown, looked = self.listener.progress(label), -inf
+    def progress(self, label: str) -> Progress:
+        """Return a progress bar that ends its station, by WindowEnded, when work has to end."""
+        shown = self.listener.progress(label)
 
         def progress(done: int, total: int | None) -> None:
-            nonlocal looked
             shown(done, total)
-            if time.monotonic() - looked >= LOOK_EVERY_S:
-                looked, allowed = time.monotonic(), self.allowed()
-                if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
-                    raise WindowEnded(allowed.reason)
+            if why := self.must_end(ENDING_S):
+                raise WindowEnded(why)
 
-        with self.station(name) as words, when_idle():
-            yield words, progress
+        return progress
 
 
 def first_line(error: Exception) -> str:
@@ -144,15 +126,20 @@ def run_cycle(work: Work) -> Ended:
     run = ensure_run(work)
     ensure_trained(work, run)
     ensure_evaluated(work, run)
-    passed, reason = ensure_judged(work, run)
-    if not passed:
+    gate = ensure_judged(work, run)
+    reason = "; ".join(gate["reasons"][: gate["decisive"]])
+    if not gate["passed"]:
         return "refused", reason
     release = ensure_registered(work, run)
+    # A person may have promoted it while it was registered.
     if ended := _over(work.cycle):
         return ended
     if work.config.cycle.promote == "ask" or _is_retired(work.cycle.name):
         return "ready", f"{release.label} passed the gate and waits for a person to promote it"
-    promote_loaded(work, release)
+    with work.station("promote") as words, closing(open_database()) as database:
+        # A gateway goes on with the champion before until it has loaded this one.
+        registry.promote(database, release.label, by=BY, reason=f"cycle {work.cycle.id}")
+        words.append(f"{release.label} is the champion")
     return "promoted", f"{release.label} is the champion: {reason}"
 
 
@@ -164,7 +151,7 @@ def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
         then = next((release for release in registry.releases(database) if release.label == cycle.champion), None)
         behind = rows.rows_behind(database, then)
         new = [row for row in trained if row.id not in behind]
-        if end == "refused" and cycle.champion is not None and new:
+        if end == "refused" and then is not None and new:
             reason = f"{reason}; new since {cycle.champion}: {rows.by_source(new)}. Set aside what is wrong among them"
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":
@@ -180,12 +167,11 @@ def _over(cycle: CycleRow) -> Ended | None:
     """Return the end of a cycle that needs no more work: its release was promoted or rolled back before it was closed,
     or its rows or its base model are no longer those that it began with."""
     with closing(open_database()) as database:
-        release = record.release_of(database, cycle)
-        if release is not None and release.withdrawn:
-            return "rolled_back", release.withdrawn
-        moves = registry.history(database, cycle.name)
-        if release is not None and any(move.action in CROWNED and move.version == release.version for move in moves):
-            return "promoted", f"{release.label} was promoted"
+        if release := record.release_of(database, cycle):
+            if release.withdrawn:
+                return "rolled_back", release.withdrawn
+            if any(move.action in CROWNED for move in registry.moves_of(database, release)):
+                return "promoted", f"{release.label} was promoted"
         if not (cycle.run / RECORD).exists():
             return None
         identity = read_record(cycle.run).get("identity", {})
@@ -210,7 +196,7 @@ def ensure_run(work: Work) -> Run:
     folder, domain = work.cycle.run, work.cycle.domain
     if (folder / RECORD).exists() and Path(read_record(folder).get("snapshot", "")).is_dir():
         return load_run(folder)
-    with work.long("rows", "preparing rows") as (words, progress):
+    with work.station("rows") as words, when_idle():
         pool = rows.pool_of(work.config)
         found = list(pool.pool())
         with closing(open_database()) as database:
@@ -222,7 +208,9 @@ def ensure_run(work: Work) -> Run:
         shutil.rmtree(folder, ignore_errors=True)  # killed before it was a run
         data = work.config.data.model_copy(update={"leave_out": str(left_out)})
         chosen = work.config.model_copy(update={"data": data, "output": str(folder)})
-        run = open_run(chosen, work.cycle.name, progress)
+        run = open_run(chosen, work.cycle.name, work.progress("preparing rows"))
+        # They were read again for the run. What came in between was not chosen: it may be of another domain, or one
+        # of a release's own answers.
         if late := len(rows.ids_of(run.snapshot) - rows.ids_of(pool)):
             shutil.rmtree(folder)
             raise Busy(f"{late} rows arrived while the cycle chose its rows", hint="it chooses again in a minute")
@@ -236,7 +224,7 @@ def ensure_trained(work: Work, run: Run) -> None:
         return
     with work.station("train") as words:
         total, show = len(run.plan.steps), work.listener.progress("training")
-        why, looked, stepped, step_s = "", -inf, time.monotonic(), 0.0
+        why, stepped, step_s = "", time.monotonic(), 0.0
 
         def on_step(step: int) -> None:
             nonlocal stepped, step_s
@@ -245,16 +233,9 @@ def ensure_trained(work: Work, run: Run) -> None:
 
         def ends() -> int:
             """Return 1 to end after a checkpoint."""
-            nonlocal why, looked
-            if time.monotonic() - looked < LOOK_EVERY_S:
-                return 0
-            looked, allowed = time.monotonic(), work.allowed()
+            nonlocal why
             # The time for the step at hand, and as long again for its checkpoint.
-            margin_s = max(MARGIN_S, 2 * step_s)
-            if not allowed.now:
-                why = allowed.reason
-            elif allowed.until is not None and time.time() >= allowed.until - margin_s:
-                why = "the window ends"
+            why = why or work.must_end(max(SAVING_S, 2 * step_s))
             return 1 if why else 0
 
         try:
@@ -274,7 +255,8 @@ def ensure_evaluated(work: Work, run: Run) -> None:
     is_beside = rival is None or _is_of(record.measured_document(beside), adapter, rival)
     if is_measured and is_beside:
         return
-    with work.long("evaluate", "scoring and answering") as (words, progress):
+    with work.station("evaluate") as words, when_idle():
+        progress = work.progress("scoring and answering")
         if not is_measured:
             evaluate_run(run, progress)
         if rival is not None and not is_beside:
@@ -283,17 +265,16 @@ def ensure_evaluated(work: Work, run: Run) -> None:
         words.append(f"measured against the base{'' if rival is None else f' and {rival.label}'}")
 
 
-def ensure_judged(work: Work, run: Run) -> tuple[bool, str]:
-    """Return whether the candidate passed against base and champion, and why. Another champion needs another
-    verdict."""
+def ensure_judged(work: Work, run: Run) -> dict[str, Any]:
+    """Return the document of the verdict against base and champion. Another champion needs another verdict."""
     cycle, rival, adapter = work.cycle, _rival(work.cycle), adapter_hash(run.folder)
-    document = record.gate_of(cycle)
-    if not _is_of(document, adapter, rival):
-        with work.station("judge") as words:
-            document = _judged(cycle, run, rival) | {"adapter_sha256": adapter}
-            write_json(cycle.folder / record.GATE, document)
-            words.append(f"{document['verdict']}: {'; '.join(document['reasons'][: document['decisive']])}")
-    return bool(document["passed"]), "; ".join(document["reasons"][: document["decisive"]])
+    if _is_of(document := record.gate_of(cycle), adapter, rival):
+        return document
+    with work.station("judge") as words:
+        document = _judged(cycle, run, rival) | {"adapter_sha256": adapter}
+        write_json(cycle.folder / record.GATE, document)
+        words.append(f"{document['verdict']}: {'; '.join(document['reasons'][: document['decisive']])}")
+    return document
 
 
 def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
@@ -302,6 +283,7 @@ def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
     with closing(open_database()) as database:
         known = rows.rows_behind(database, rival)
         earlier = [other for other in record.cycles_of(database, cycle.name) if other.closed and other.id != cycle.id]
+        forgotten = 0 if rival is None else registry.forgotten_rows(database, rival.snapshot)
     contests = Comparisons(
         base=read_document(run.folder / EVALUATION),
         champion=None if rival is None else read_document(cycle.folder / record.AGAINST_CHAMPION),
@@ -309,21 +291,14 @@ def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
         look=1 + sum(record.gate_of(other).get("rival", "") == label for other in earlier),
         shares=1 if cycle.domain is None else cycle.domain.shares,
     )
-    verdict = judge_cycle(contests, run.config.gate)
-    passed, reasons, decisive = verdict.passed, list(verdict.reasons), verdict.decisive
-    if cycle.opened_for == "rebuild" and not passed:
+    found = judge_cycle(contests, run.config.gate)
+    passed, reasons, decisive = found.passed, list(found.reasons), found.decisive
+    if forgotten and not passed:
         # What was forgotten must go: a model without it need not be better than one with it, only no failure.
-        passed = verdict.parts["base"].verdict == "deploy" and verdict.verdict != "abort"
+        passed = found.parts["base"].verdict == "deploy" and found.verdict != "abort"
         reasons, decisive = ["the champion holds forgotten rows", *reasons], decisive + 1
-    return {
-        "schema": 1,
-        "passed": passed,
-        "verdict": verdict.verdict,
-        "reasons": reasons,
-        "decisive": decisive,
-        "rival": label,
-        "parts": {name: verdict_document(part) for name, part in verdict.parts.items()},
-    }
+    about = {"schema": 1, "passed": passed, "verdict": found.verdict, "reasons": reasons, "decisive": decisive}
+    return {**about, "rival": label, "parts": {name: part.verdict for name, part in found.parts.items()}}
 
 
 def ensure_registered(work: Work, run: Run) -> Release:
@@ -339,29 +314,13 @@ def ensure_registered(work: Work, run: Run) -> Release:
     return release
 
 
-def promote_loaded(work: Work, release: Release) -> None:
-    """Promote the release when a running gateway has loaded it beside the champion. The first release of a name is
-    loaded when it is promoted."""
-    with work.station("promote") as words:
-        deadline = time.monotonic() + LOAD_TIMEOUT_S
-        with closing(open_database()) as database:
-            is_first = champion_of(database, release.name) is None
-        while not is_first and (loaded := loaded_labels(release.name)) is not None and release.label not in loaded:
-            if time.monotonic() > deadline:
-                raise MachineNotFit(f"the gateway has not loaded {release.label}", hint="its /health says why")
-            time.sleep(0.25)
-        with closing(open_database()) as database:
-            registry.promote(database, release.label, by=BY, reason=f"cycle {work.cycle.id}")
-        words.append(f"{release.label} is the champion")
-
-
 def _rival(cycle: CycleRow) -> Release | None:
     """Return the champion that a cycle's candidate has to beat now: its name's, or for a domain the shared one."""
     with closing(open_database()) as database:
         return champion_of(database, cycle.name if cycle.domain is None else cycle.domain.of)
 
 
-def _is_of(document: dict[str, object], adapter: str, rival: Release | None) -> bool:
+def _is_of(document: dict[str, Any], adapter: str, rival: Release | None) -> bool:
     """Return whether a document is of this adapter, and against this rival."""
     label = None if rival is None else rival.label
     return (document.get("adapter_sha256"), document.get("rival")) == (adapter, label)

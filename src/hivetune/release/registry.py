@@ -209,10 +209,10 @@ def _named(database: sqlite3.Connection, name: str, alias: str) -> Release | Non
     return next((release for release in releases(database, name) if alias in release.aliases), None)
 
 
-def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
-    """Return how many rows of a snapshot, at least, were forgotten after it was made."""
-    row = database.execute("SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ?", (snapshot,)).fetchone()
-    return int(row[0])
+def forgotten_rows(database: sqlite3.Connection, snapshot: str, since: float = 0.0) -> int:
+    """Return how many rows of a snapshot, at least, were forgotten after it was made, and since then."""
+    query = "SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ? AND time > ?"
+    return int(database.execute(query, (snapshot, since)).fetchone()[0])
 
 
 def snapshot_folder(database: sqlite3.Connection, snapshot: str) -> Path | None:
