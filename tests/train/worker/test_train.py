@@ -211,6 +211,15 @@ def test_each_setting_changes_the_adapter(
     )
 
 
+@pytest.mark.slow
+def test_a_clip_that_no_gradient_reaches_changes_nothing(tiny_model_folder: Path, tmp_path: Path) -> None:
+    for name, clip in (("off", 0), ("high", 1e6)):
+        make_run(tmp_path / name, learnable_rows(60), clip=clip)
+        run_training(tmp_path / name, tiny_model_folder)
+    off, high = (load_file(tmp_path / name / "run/adapter_model.safetensors") for name in ("off", "high"))
+    assert all(torch.equal(off[name], high[name]) for name in off)
+
+
 def test_validate_every_and_patience_are_obeyed(usual_run: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
     assert [e["step"] for e in metrics(usual_run) if e["event"] == "validation"] == [2, 4, 6, 8, 10, 12]
     make_run(tmp_path, learnable_rows(60), validate_every=5, patience=None)
