@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -45,8 +46,27 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
+# What a file says of all its tests. Below folders `worker` torch computes.
+_MARKED = re.compile(r"^pytestmark = pytest\.mark\.(slow|proof)$", re.MULTILINE)
+
+
+def mark_of(path: Path) -> str:
+    """Return the mark of all tests of a file, empty if each has its own."""
+    match = _MARKED.search(path.read_text(encoding="utf-8"))
+    return "slow" if "worker" in path.parts else match[1] if match else ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which no test is wanted: torch alone takes each worker of `make check` 4 s of the processor."""
+    mark = mark_of(collection_path) if collection_path.match("test_*.py") else ""
+    return True if mark and f"not {mark}" in config.option.markexpr else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, so that no worker is left alone with one at the end."""
+    for item in items:
+        if "worker" in item.path.parts:
+            item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "hivetune"
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -126,6 +128,7 @@ def test_no_exception_is_swallowed() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_who_watches_never_loads_torch() -> None:
     """Command line, supervisor and everything but the workers, imported for real in a fresh interpreter."""
     names = [

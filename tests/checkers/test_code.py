@@ -65,6 +65,7 @@ def test_a_program_has_few_processes_whoever_runs_it(bwrap: None) -> None:
     assert passes(f"{code}except BlockingIOError:\n    pass", "assert 0 < number < 64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [

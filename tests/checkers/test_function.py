@@ -33,6 +33,7 @@ def test_it_gets_the_answer_and_the_row(tmp_path: Path) -> None:
     assert succeeds(found, "It is 4.") and not succeeds(found, "It is 5.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -54,6 +55,7 @@ def test_whatever_it_does_is_one_error(tmp_path: Path, body: str, said: str) -> 
     assert said in raised.value.message and "checks.py" in raised.value.message
 
 
+@pytest.mark.slow
 def test_a_function_that_fails_again_and_again_is_not_run_for_ever(tmp_path: Path) -> None:
     found = checker(tmp_path, "def check(answer, row):\n    open('runs', 'a').write('x')\n    raise ValueError\n")
     found["file"] = str(tmp_path / "checks.py")

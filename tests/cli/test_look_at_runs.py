@@ -84,6 +84,7 @@ def test_a_run_whose_supervisor_vanished_says_how_to_go_on(tmp_path: Path) -> No
     assert json.loads(line)["step"] == 2
 
 
+@pytest.mark.slow
 def test_follow_prints_what_happens_until_the_run_ends(tmp_path: Path) -> None:
     run = make(tmp_path, ended=None)
     with hold_run(run):

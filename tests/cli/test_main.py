@@ -34,6 +34,7 @@ def is_error(document: dict[str, Any]) -> bool:
     return set(document) == {"schema", "error"} and set(document["error"]) == {"type", "message", "hint"}
 
 
+@pytest.mark.slow
 def test_help_imports_no_command() -> None:
     """What keeps `--help` at about 0.1 s: no database, no settings, no torch."""
     script = (
@@ -127,6 +128,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_command_that_is_stopped_says_what_it_leaves_behind() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", WAITING], stdout=pipe, stderr=pipe, text=True) as waiting:
@@ -148,6 +150,7 @@ def test_a_server_that_is_stopped_has_printed_one_document() -> None:
     assert (process.returncode, out) == (128 + signal.SIGINT, ""), err
 
 
+@pytest.mark.slow
 def test_a_stop_while_python_still_imports_is_told_as_any_other() -> None:
     """As a person does who sees a mistake in the line: it comes when the first third-party package is imported."""
     script = (

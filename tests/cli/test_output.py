@@ -97,6 +97,7 @@ def test_the_time_left_is_that_of_the_items_and_not_of_loading_the_model(
     assert capsys.readouterr().err.splitlines() == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "shown"),
     [

@@ -76,6 +76,7 @@ def test_rows_with_the_same_words_take_one_line(tmp_path: Path) -> None:
     assert any(line.startswith(f"{path}:4 and 39 more rows: empty-turn: ") for line in told)
 
 
+@pytest.mark.slow
 def test_collecting_with_nohup_goes_on_when_the_terminal_closes(tmp_path: Path) -> None:
     log = tmp_path / "chat.jsonl"
     log.write_text(json.dumps(chat("one?", "1")) + "\n")
@@ -92,6 +93,7 @@ def test_collecting_with_nohup_goes_on_when_the_terminal_closes(tmp_path: Path) 
     assert collecting.returncode == 143
 
 
+@pytest.mark.slow
 def test_synth_writes_rows_that_are_checked_and_says_what_it_lacks(tmp_path: Path) -> None:
     pack, out = tmp_path / "bees.toml", tmp_path / "rows.jsonl"
     pack.write_text('category = "bees"\npages = ["combcopy(1)", "hivectl(1)"]\n')

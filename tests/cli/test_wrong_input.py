@@ -151,6 +151,7 @@ def test_a_name_that_is_not_utf_8(tmp_path: Path, call: Call) -> None:
     assert "rows\\udcff.jsonl' is not read: its name is not UTF-8; rename it" in said and "bug" not in said
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_the_one_that_is_named(
     tmp_path: Path, call: Call, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_full_disk_is_the_one_that_is_named(
     assert (code, "is full" in said or "No space left" in said, "damaged" in said) == (5, True, False), said
 
 
+@pytest.mark.slow
 def test_output_on_a_full_disk_is_said() -> None:
     """Python flushes it at its end, and would end with 120 and words of its own."""
     with open("/dev/full", "w") as full:
@@ -181,6 +183,7 @@ def test_output_on_a_full_disk_is_said() -> None:
         assert read.stderr.read() == ""
 
 
+@pytest.mark.slow
 def test_input_that_was_closed_is_empty() -> None:
     """`hivetune check - <&-`, as some programs start others: Python's sys.stdin is None then."""
     command = f"{shlex.quote(sys.executable)} -m hivetune check - <&-"

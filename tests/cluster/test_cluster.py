@@ -17,6 +17,8 @@ from train.supervise.tiny_run import SUPERVISOR, Progress, make_run
 from hivetune.base.disk import sha256_file
 from hivetune.base.journal import read_journal
 
+pytestmark = pytest.mark.proof
+
 require_module("ray", "cluster")
 TESTS = Path(__file__).parents[1]
 SETTINGS: dict[str, Any] = {"batch_size": 8, "lora": {"r": 4, "dropout": 0.1}, "choices": {"pack_tokens": 16}}
@@ -119,7 +121,6 @@ def other_rank() -> psutil.Process:
     return next(p for p in psutil.process_iter() if p.status() != "zombie" and p.name().startswith("ray::compute"))
 
 
-@pytest.mark.proof
 def test_two_machines_give_the_bits_of_one_and_a_rank_that_dies_starts_again(
     machines: Machines, tmp_path: Path
 ) -> None:
@@ -132,7 +133,6 @@ def test_two_machines_give_the_bits_of_one_and_a_rank_that_dies_starts_again(
     assert len(list((tmp_path / "home-1/carried").iterdir())) == 2  # the model and the rows
 
 
-@pytest.mark.proof
 def test_nodes_and_the_head_die_and_the_bits_stay(machines: Machines, tmp_path: Path) -> None:
     node = machines.add()
     alone, run = Run(tmp_path / "alone", 1, 16000), Run(tmp_path / "two", machines.address, 16000)

@@ -289,6 +289,7 @@ def test_a_command_gets_its_own_words_and_the_document(tmp_path: Path) -> None:
     assert dirty.isprintable() and len(dirty) == len("Hivetune: ") + MAX_SENTENCE_CHARS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -179,6 +179,7 @@ def test_what_is_forgotten_leaves_nothing_in_the_journal(own_home: Path) -> None
         assert database.execute("SELECT count(*) FROM acts").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_rows_page_in_less_than_200_ms(own_home: Path) -> None:
     with closing(open_database()) as database:
         with transaction(database):

@@ -100,6 +100,7 @@ def test_the_reason_is_the_cause(name: str, tmp_path: Path) -> None:
     assert words.casefold() in next(hint for _, why, hint in found if why == reason).casefold()
 
 
+@pytest.mark.slow
 def test_a_row_that_is_too_large_has_its_own_line(tmp_path: Path) -> None:
     """In an array the place of such a row was its number, not its line."""
     path = tmp_path / "rows.json"

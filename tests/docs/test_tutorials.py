@@ -12,6 +12,8 @@ import pytest
 from data.models import make_family
 from train.worker.models import as_source
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ["tutorial-chats", "tutorial-agent", "tutorial-csv"]
 HUB = "Qwen/Qwen2.5-0.5B-Instruct"  # no test has a network: a small random model with its template stands in for it
@@ -72,7 +74,6 @@ def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return as_source(make_family(tmp_path_factory.mktemp("hub") / "qwen", "qwen2_5"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_the_look_at_the_rows(page: str, shell: Callable[[str], str], with_tools: Path) -> None:
     """Up to the training."""

@@ -18,6 +18,8 @@ from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.worker.prepare_model import with_defaults
 from hivetune.release.worker.to_gguf import fixed_date
 
+pytestmark = pytest.mark.slow
+
 USER = {"role": "user", "content": "What is it?"}
 CHATS = (
     [USER],

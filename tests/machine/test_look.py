@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from machines import Fake, Gpu, seen
@@ -70,6 +71,7 @@ def doctor(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
 
 
+@pytest.mark.slow
 def test_the_look_of_this_machine_is_one_document_with_what_was_seen() -> None:
     ended = doctor("--json")
     document = json.loads(ended.stdout)

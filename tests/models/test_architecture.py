@@ -11,6 +11,8 @@ from hivetune.machine.cards import known_model
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.families import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 # Parameter totals as each model's safetensors header on its public page gives them (tied embeddings once).
 PUBLISHED = {
     "smollm2-135m": 134_515_008,

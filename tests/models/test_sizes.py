@@ -21,6 +21,8 @@ from hivetune.train.plan.memory import predict_peak, setup_of
 from hivetune.train.plan.run import plan_run
 from hivetune.train.worker.model.load import load_model
 
+pytestmark = pytest.mark.slow
+
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4},
     "bloom": {"hidden_size": 48, "n_layer": 2, "n_head": 4},

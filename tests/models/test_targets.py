@@ -43,6 +43,7 @@ def test_a_single_plain_name_is_a_list_of_it() -> None:
     assert peft_targets([], "q_proj") == ["q_proj"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [

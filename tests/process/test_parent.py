@@ -20,6 +20,8 @@ from hivetune.process.launch import Supervision, child_environment, when_idle
 from hivetune.process.parent import GRACE_S, Limits, see_off, start_child
 from hivetune.process.protocol import Beat, Outcome, Train
 
+pytestmark = pytest.mark.slow
+
 TINY = str(Path(__file__).with_name("tiny_child.py"))
 JOB = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 

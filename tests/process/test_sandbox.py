@@ -8,6 +8,8 @@ import pytest
 
 from hivetune.process.sandbox import landlock_version
 
+pytestmark = pytest.mark.slow
+
 TRIES = r"""
 import errno, os, pathlib, socket, sys, threading
 from hivetune.process.sandbox import confine

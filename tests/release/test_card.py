@@ -12,6 +12,7 @@ from hivetune.release import prove
 from hivetune.release.export import Exported, Source, export
 
 
+@pytest.mark.slow
 def test_a_folder_has_a_portable_base_and_a_card(tmp_path: Path) -> None:
     model = make_home()
     described = json.loads((model / "hivetune.json").read_text())

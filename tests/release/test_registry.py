@@ -304,6 +304,7 @@ def test_names_are_plain(name: str, database: sqlite3.Connection, tmp_path: Path
         register(database, run, name, about(run), by="test")
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_change_leaves_the_old_or_the_new_state(database: sqlite3.Connection, tmp_path: Path) -> None:
     """Killed before each change of the file system, then registered again: one release, whole, at its own version."""
     run = finished_run(tmp_path / "run", export=True)

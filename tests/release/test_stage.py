@@ -22,6 +22,8 @@ from hivetune.release.worker.to_gguf import (
     tokenizer_settings,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -19,6 +19,8 @@ from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.train.worker.checkpoint import KINDS, Checkpoint, NotFinite, load, load_newest_good, to_files
 from hivetune.train.worker.session import LoopState
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("model.layers.0.q_proj.lora_A.weight", "model.layers.0.q_proj.lora_B.weight")
 
 

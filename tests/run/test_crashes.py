@@ -15,6 +15,8 @@ from small_disk import fill
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS, commit_within, newest_good, reclaim
 
+pytestmark = pytest.mark.slow
+
 LAST, BEST = 7, 2
 
 

@@ -5,11 +5,8 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import httpx2
-import ollama
-import openai
 import pytest
 from serve.hive import stored
 from serve.stage import PORT, Stage, said
@@ -345,7 +342,11 @@ def test_the_official_clients_read_thoughts_texts_and_calls(stream: bool) -> Non
     Stage(thinks_and_calls).play(scene)
 
 
-def clients(stage: Stage) -> tuple[anthropic.AsyncAnthropic, openai.AsyncOpenAI, ollama.AsyncClient]:
+def clients(stage: Stage) -> tuple[Any, Any, Any]:
+    import anthropic  # here: the three take 2 s of the processor, which only these tests need
+    import ollama
+    import openai
+
     url = f"http://127.0.0.1:{PORT}"
     theirs = httpx2.AsyncClient(transport=httpx2.ASGITransport(stage.guard))
     return (
@@ -360,6 +361,9 @@ def broken(path: str, body: dict[str, Any]) -> httpx2.Response:
 
 
 def test_a_stream_that_breaks_off_says_so() -> None:
+    import anthropic
+    import ollama
+
     async def scene(stage: Stage) -> None:
         claude, gpt, llama = clients(stage)
         with pytest.raises(anthropic.APIStatusError, match="model server failed"):

@@ -114,6 +114,7 @@ async def test_the_server_before_answers_until_that_of_another_base_is_ready() -
     await stage.until(lambda: stage.ended == [deployment(1)])
 
 
+@pytest.mark.slow
 @played
 async def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
     """With little memory its server was ended after a minute, which counted as a failure of its release."""

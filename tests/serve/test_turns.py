@@ -5,6 +5,7 @@ import random
 import statistics
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +39,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(events=events, num_slots=st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
 def test_one_adapter_at_a_time_and_a_bounded_wait(events: list[Event], num_slots: int) -> None:
@@ -118,6 +120,7 @@ def p99(times: list[float]) -> float:
     return statistics.quantiles(times, n=100)[98]
 
 
+@pytest.mark.slow
 def test_the_others_wait_at_most_twice_as_long() -> None:
     for seed in range(3):
         alone = p99(waits(seed))

@@ -12,6 +12,8 @@ from hivetune.synth.packs import DocSource, Library, read_source
 from hivetune.synth.page import DocPage, NotUnderstood
 from hivetune.synth.sentences import excerpt
 
+pytestmark = pytest.mark.slow
+
 PAGES = Path(__file__).parent / "pages/usr/share/man"
 
 

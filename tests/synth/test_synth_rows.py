@@ -15,6 +15,8 @@ from hivetune.synth.questions import KIND_WEIGHTS
 from hivetune.synth.rephrase import keeps_names
 from hivetune.synth.rows import DRAFT_REASONS, make_rows
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(

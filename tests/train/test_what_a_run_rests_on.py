@@ -27,6 +27,8 @@ from hivetune.run.status import run_folders
 from hivetune.serve.register import register_run
 from hivetune.train.open import load_run, with_workers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:

@@ -69,6 +69,7 @@ def seconds(rules: RuleSet, text: str) -> float:
     return time.process_time() - started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [SECRETS, PERSONAL], ids=["secrets", "personal"])
 def test_four_times_the_text_takes_about_four_times_as_long(rules: RuleSet) -> None:
     """Sixteen times would be quadratic. The margins (two, and 20 ms) are for a busy machine."""
@@ -80,6 +81,7 @@ def test_four_times_the_text_takes_about_four_times_as_long(rules: RuleSet) -> N
         assert any(b <= 8 * a + 0.02 for a, b in times), (piece, times)
 
 
+@pytest.mark.slow
 def test_the_prompt_that_held_the_rules_for_58_seconds() -> None:
     assert seconds(SECRETS, "token.key-" * 480) < 1
     assert seconds(SECRETS, "a.secret-key_" * 100_000) < 20  # 1.3 MB

@@ -151,6 +151,7 @@ def test_a_file_name_that_is_no_utf_8(tmp_path: Path) -> None:
     assert report.document["problems"][0]["source"].endswith("caf\\udce9.jsonl:2")
 
 
+@pytest.mark.slow
 def test_standard_input(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hivetune", "check", "-", "--json"]
     finished = subprocess.run(command, input=gzip.compress(json.dumps(ROWS).encode()), capture_output=True, check=True)

@@ -130,6 +130,7 @@ def test_documents_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert stored_numbers() == list(range(11))
 
 
+@pytest.mark.slow
 def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only logs were, and not even these where the folder held documents alone. A file that goes ended the follower."""
     monkeypatch.setattr(logs, "SETTLED_S", 0.1)
@@ -160,6 +161,7 @@ def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path, monkeypa
         follower.join()
 
 
+@pytest.mark.slow
 def test_a_document_that_is_being_written_is_read_once_it_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

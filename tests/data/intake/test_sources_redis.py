@@ -170,12 +170,14 @@ def test_a_stream_that_is_deleted_under_a_follower(server: RedisServer) -> None:
         batches.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = RedisReader(f"redis://127.0.0.1:{free_port()}/0?stream=chats", patience_s=0.0)
     with pytest.raises(MachineNotFit, match=r"redis://127.* cannot be used"):
         collect_with(reader)
 
 
+@pytest.mark.slow
 def test_a_stop_is_heard_while_waiting_for_a_server() -> None:
     reader = RedisReader(f"redis://127.0.0.1:{free_port()}/0?stream=chats")
     stop = threading.Event()

@@ -123,6 +123,7 @@ def test_no_room_is_said_before_anything_is_written(
         prepare(config(write_rows(rows(3))), chatml)
 
 
+@pytest.mark.slow
 def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, _ = planted(400, 60)
     path = tmp_path / "rows.jsonl"
@@ -419,6 +420,7 @@ def test_large_rows_are_written_one_after_the_other(
     assert many < 1.5 * few  # of three times the rows: 19.0 and 20.6 MB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_before", [40, 20_000])  # here, and in children
 @pytest.mark.parametrize("change", ["cut off", "other rows", "gone", "grown"])
 def test_a_file_that_is_rewritten_while_it_is_read_is_refused(change: str, rows_before: int, tmp_path: Path) -> None:

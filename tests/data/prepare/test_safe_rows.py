@@ -38,6 +38,7 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_two_rows_of_10_mb_take_no_longer_than_their_bytes(tmp_path: Path, chatml: Path) -> None:
     """Five took 72 s when every rule read them before their length was checked; 8 s is for a busy machine."""
     long = "the key: word-" * 750_000
@@ -81,6 +82,7 @@ def test_a_limit_that_was_interrupted_on_its_way_out_ends_with_the_one_around_it
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_an_error_that_python_swallowed_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does where an object is finalised, and where the garbage collector calls who asked for it."""
     swallowed: list[Any] = []

@@ -41,6 +41,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MEMORY_LIMIT_BYTES", 256 << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_never_ends_is_ended(attack: str) -> None:
     limits = resource.getrlimit(resource.RLIMIT_AS)
@@ -51,6 +52,7 @@ def test_what_never_ends_is_ended(attack: str) -> None:
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_template_that_breaks_its_bounds_again_and_again_is_given_up() -> None:
     """Each row would take the whole limit."""
     template = ChatTemplate("{% if messages %}" + LOOPS + "{% endif %}fine", {})

@@ -22,6 +22,8 @@ from hivetune.train.plan.device import Device, computes_bfloat16, device_of_card
 from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, host_holds, layer_bytes, predict_peak
 from hivetune.train.plan.steps import PlanRow, make_plan
 
+pytestmark = pytest.mark.slow
+
 GB = 10**9
 
 

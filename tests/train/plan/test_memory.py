@@ -27,6 +27,8 @@ from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.protocol import Document
 from hivetune.train.worker.settle import DTYPES
 
+pytestmark = pytest.mark.slow
+
 
 def a_setup(
     name: str = "Qwen2.5-0.5B-Instruct", rank: int = 16, dtype: str = "bfloat16", kind: str = "cuda"

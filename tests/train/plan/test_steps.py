@@ -78,6 +78,7 @@ def test_order_is_fixed_for_all_times() -> None:
     assert a_plan(6, 4, 1).steps[0] == Step(rows=(15, 12, 9, 6), trained_tokens=6 + 5 + 4 + 3)
 
 
+@pytest.mark.slow
 def test_order_does_not_depend_on_the_hash_seed_of_python() -> None:
     code = "from tests.train.plan.test_steps import a_plan; print(a_plan(30, 7, 2).sha256)"
     root = Path(__file__).parents[3]

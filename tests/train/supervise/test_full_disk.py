@@ -17,6 +17,8 @@ from hivetune.train.supervise import supervisor
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import RunOutcome
 
+pytestmark = pytest.mark.slow
+
 PACE = {"pace_s": 0.02}
 
 

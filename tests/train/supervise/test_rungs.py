@@ -21,6 +21,8 @@ from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.settle import DTYPES, with_changes
 
+pytestmark = pytest.mark.slow
+
 CONFIG = parse_config({"model": "none", "data": {"path": "none"}}, "test")
 LORA = LoraConfig(r=5, alpha=15)  # no multiple of anything
 SETTLED = Choices(device="cpu", dtype="float64", threads=1, kernels="torch")  # nothing is compiled

@@ -20,6 +20,7 @@ def settle(run: Path, environment: dict[str, str | None]) -> None:
     write_resolved(run, config, Choices(environment=environment).over(choices))
 
 
+@pytest.mark.slow
 def test_a_worker_has_them_in_every_attempt_and_the_journal_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
