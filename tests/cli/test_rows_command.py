@@ -71,9 +71,9 @@ def test_rows_with_the_same_words_take_one_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     finished = hivetune("check", path, "--set", "data.near_duplicates=0")
-    told = [line for line in (finished.stdout + finished.stderr).splitlines() if line.startswith(str(path))]
-    assert f"{path}:1 and 2 more rows: redacted-secret: GitHub token in the answer (message 2); revoke it" in told
-    assert any(line.startswith(f"{path}:4 and 39 more rows: empty-turn: ") for line in told)
+    told = [line for line in finished.stdout.splitlines() if line.startswith(str(path))]
+    assert told[0] == f"{path}:1\t3\tredacted-secret\tGitHub token in the answer (message 2); revoke it"
+    assert told[1].startswith(f"{path}:4\t40\tempty-turn\t")
 
 
 @pytest.mark.slow

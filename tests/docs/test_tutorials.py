@@ -21,15 +21,15 @@ HUB = "Qwen/Qwen2.5-0.5B-Instruct"  # no test has a network: a small random mode
 SAYS = {
     "tutorial-chats": [
         "GitHub token in the answer (message 3); revoke it",
-        "empty-turn: the answer has no text: fill it in",
-        "read as messages",
+        "empty-turn\tthe answer has no text: fill it in",
+        "messages\t-\t",
     ],
-    "tutorial-agent": ["and 55 more files: read as claude-code"],
+    "tutorial-agent": ["claude-code\t-\t", "\t56\tsamples/agent"],
     "tutorial-csv": [
-        "samples/questions.csv: read as question-answer: Question, Answer",
-        "  not read: Ticket (223 different values, such as 'T-0000')",
-        "  not read: Topic (66 different values, such as 'argparse')",
-        "  not read: Rating (3 different values, such as '3'); if it rates the answer: --columns 'where=Rating in 4|5'",
+        "question-answer\t-\tQuestion, Answer\t1\tsamples/questions.csv",
+        "Ticket\t223\tT-0000\tno\t",
+        "Topic\t66\targparse\tno\t",
+        "Rating\t3\t3\tno\tif it rates the answer: --columns 'where=Rating in 4|5'",
     ],
 }
 

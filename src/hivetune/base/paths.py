@@ -10,16 +10,12 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-_NO_RIGHT = "check its permissions: ls -ld PATH"
+# What else than another path helps.
+_OTHER_HOME = "or keep everything elsewhere: export HIVETUNE_HOME=FOLDER"
 _TO_DO = {
-    errno.EACCES: _NO_RIGHT,
-    errno.EPERM: _NO_RIGHT,
-    errno.EROFS: "give a path on a disk that can be written to",
-    errno.EISDIR: "a folder is there: give the name of a file",
-    errno.ENOTDIR: "a file is there where a folder should be: give another path",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"check its permissions: ls -ld PATH; {_OTHER_HOME}"),
+    errno.EROFS: f"give a path on a disk that can be written to, {_OTHER_HOME}",
     errno.EEXIST: "something else is there: give another path",
-    errno.ENOTEMPTY: "give an empty or a new folder",
-    errno.ENAMETOOLONG: "give a shorter name",
 }
 
 

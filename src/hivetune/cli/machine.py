@@ -1,5 +1,6 @@
 """The commands that prepare: `init` (write a commented config for rows and machine), `fetch`, `doctor` and `demo`."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -9,13 +10,13 @@ from typing import Annotated
 
 import jinja2
 import yaml
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
-from hivetune import __version__, walk
-from hivetune.base.disk import files_to_write, home, read_json, size_of, write_atomic
+from hivetune import __version__
+from hivetune.base.disk import files_to_write, home, size_of, write_atomic
 from hivetune.base.paths import quoted, real_path, spelled
 from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, as_overrides, complete_model, model_folder
-from hivetune.cli.output import Note, answer, duration, facts, parts, present, progress, say, short, show, size
+from hivetune.cli.output import Note, answer, duration, facts, parts, present, progress, say, show, size
 from hivetune.config import RunConfig, load_config, written_settings
 from hivetune.data.files.find import refuse_read_once
 from hivetune.data.prepare.report import duplicate_kinds
@@ -33,7 +34,7 @@ from hivetune.train.plan.run import Proposal, first_settings, propose
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
 FEW_TEST_ROWS = 30
 MODEL_HELP = "Model to train; default: one that fits this machine."
-FETCHED_HELP = "Hub id, folder, smollm2-135m, or llama.cpp for its converter."
+FETCHED_HELP = "Hub id, folder, GGUF file, smollm2-135m, or llama.cpp for its converter."
 ENV_HELP = "Print the environment variables that this card needs, for a shell."
 
 
@@ -202,46 +203,37 @@ def doctor(
 def demo() -> None:
     """Run every step once, in minutes, on a small real model and rows from Python's documentation.
 
-    What an earlier demo finished is kept; to start again, delete the folder `demo` of the home.
+    What an earlier demo finished is kept; to start again, delete the folder `demo` of the home. With --json each step
+    prints its document on a line.
     """
     # Only now: the other commands here need no training and no model server.
-    from hivetune.cli.judge import verdict_text
-    from hivetune.cli.train import open_configured, train_shown, training_text
-    from hivetune.judge.evaluate import verdict_document, verdict_of
-    from hivetune.llama.backend import open_backend
-    from hivetune.synth.demo import ask_some, write_inputs
+    from hivetune.cli.chat import chat
+    from hivetune.cli.judge import evaluate
+    from hivetune.cli.release import export
+    from hivetune.cli.train import train
+    from hivetune.synth.demo import QUESTION, SYSTEM_PROMPTS, write_inputs
 
     started = time.monotonic()
     find_converter()  # a missing one is reported before the training
-    config_path = write_inputs(home() / "demo")
-    config = load_config(config_path)
-    show(f"\n1. model and rows: SmolLM2-135M-Instruct, prepared once in {home()}, and {config.data.path}:")
-    show("three agents that answer questions about the standard library")
-    run = open_configured(config, "demo")
-    show(f"\n2. training: {len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
-    summary = train_shown(run)
-    present(*training_text(summary))
-    show("\n3. evaluation: base and tuned model on rows that were not used in training, and the verdict")
-    if (run.folder / EVALUATION).exists():
+    config = write_inputs(home() / "demo")
+    settings = load_config(config)
+    run = str(settings.output)
+    show(f"\n1. training: SmolLM2-135M-Instruct, prepared once in {home()}, on {settings.data.path},")
+    show("where three agents answer questions about Python's standard library")
+    train(str(config))
+    show("\n2. evaluation: base and tuned model on rows that were not used in training, and the verdict")
+    if (Path(run) / EVALUATION).exists():
         say("already evaluated")
-        evaluation = read_json(run.folder / EVALUATION)
     else:
-        with progress("scoring and answering", "items") as report:
-            evaluation = walk.evaluate(run, progress=report)
-    verdict = verdict_of(evaluation)
-    present(*verdict_text(verdict))
-    show("\n4. export: a GGUF file, and its answers from llama.cpp to three held-out prompts")
-    with progress("exporting and checking", "tensors") as report:
-        exported = walk.export(run, quant=SERVED_QUANT, progress=report)
-    with open_backend(exported.path) as backend:
-        answers = ask_some(run, evaluation, backend)
-    lines = [f"\n{each['prompt']}\n  base:  {short(each['base'])}\n  tuned: {short(each['tuned'])}" for each in answers]
-    lines += [
-        f"\nnext: hivetune chat {quoted(exported.path)}    # talk to it",
-        f"  hivetune show {quoted(run.folder)}    # see the run",
+        with contextlib.suppress(Exit):  # its exit code is for scripts; here every verdict is a result
+            evaluate(run)
+    show("\n3. export: a GGUF file that computes what was trained")
+    export(run, quant=SERVED_QUANT)  # as the evaluation has made it, so that it is not written twice
+    show(f"\n4. chat: {QUESTION}")
+    chat(run, prompt=QUESTION, system=SYSTEM_PROMPTS["librarian"], quant=SERVED_QUANT)
+    present(
+        f"\nnext: hivetune chat {quoted(run)}    # talk to it",
         "  hivetune check YOUR.jsonl --model smollm2-135m    # look at your own rows",
-        f"  cp {quoted(config_path)} my.yaml    # change data.path to your own rows, then: hivetune train my.yaml",
-    ]
-    gate = verdict_document(verdict)
-    document = {"run": run.folder, "train": summary, "gate": gate, "gguf": exported.path, "answers": answers}
-    answer(document, *lines, Note(f"all of it took {duration(time.monotonic() - started)}"))
+        f"  cp {quoted(config)} my.yaml    # change data.path to your own rows, then: hivetune train my.yaml",
+        Note(f"all of it took {duration(time.monotonic() - started)}"),
+    )

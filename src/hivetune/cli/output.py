@@ -191,10 +191,11 @@ def answer(document: Any, *blocks: str | Table, error: HivetuneError | None = No
 
 
 def present(*blocks: str | Table) -> None:
-    """Print lines and tables, one below the other; under `--json` only notes, which go to stderr."""
+    """Print lines and tables that have any; under `--json` only notes, which go to stderr."""
     for block in blocks:
         if isinstance(block, Table):
-            _print_table(block)
+            if block.items:
+                _print_table(block)
         elif block:
             say(block) if isinstance(block, Note) else show(block)
 
@@ -343,15 +344,10 @@ def plain_progress(label: str, unit: str) -> Report:
     return report
 
 
-# From an exception to words.
+# From an exception to words: an OSError says file and cause itself, and what people really met has a hint of its own.
 
-# Caused by a path, link, mode or mount that the user chose, not by a full or failing disk.
-READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-OF_THE_PATH = READ_ONLY | {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO}
-OF_THE_PATH |= {errno.ENAMETOOLONG, errno.ENOTEMPTY, errno.EEXIST, errno.EFBIG}
 # Packages of the extra `serve`, which a command imports when it is loaded.
 OF_SERVE = frozenset({"starlette", "uvicorn", "httpx2", "prometheus_client"})
-SQLITE_ROOM_BYTES = 1 << 20  # more than SQLite's log and shared memory need
 FREE_SPACE = "free some space, then run the same command again"
 
 
@@ -359,56 +355,37 @@ def explain(error: Exception) -> HivetuneError:
     """Return what happened in words; the traceback of an unknown error is written to a file."""
     from sqlite3 import DatabaseError
 
-    from hivetune.base.paths import install_command
+    from hivetune.base.disk import FULL_DISK, home
+    from hivetune.base.paths import install_command, path_hint
 
-    if isinstance(error, DatabaseError):
-        return _database_error(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name in OF_SERVE:
         return MachineNotFit(f"the package {error.name} is not installed", hint=install_command("serve"))
     if isinstance(error, MemoryError):
         return DoesNotFit("out of memory", hint="free some memory, then run the same command again")
-    if isinstance(error, OSError) and error.errno is not None:
-        return _os_error(error)
-    return report_bug(error)
-
-
-def _os_error(error: OSError) -> HivetuneError:
-    from hivetune.base.disk import FULL_DISK, home
-    from hivetune.base.paths import path_hint
-
+    if isinstance(error, DatabaseError):
+        return _database_error(str(error), home())
+    if not isinstance(error, OSError) or error.errno is None:
+        return report_bug(error)
     if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd
         return UsageError("the working directory was deleted", hint="change to a folder that exists")
     message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno in FULL_DISK:
         return DoesNotFit(f"the disk is full: {message}", hint=FREE_SPACE)
-    if error.errno == errno.EFBIG and not error.filename:  # by the kernel, and not a limit of ours for what is read
-        hint = "use another disk (FAT32 ends at 4 GB), or raise the limit: ulimit -f unlimited"
-        return DoesNotFit("a file became larger than its disk or ulimit -f allows", hint=hint)
-    if error.errno in OF_THE_PATH:
-        of_home = error.filename is None or Path(str(error.filename)).absolute().is_relative_to(home())
-        advice = ", or set HIVETUNE_HOME to a folder that you own" if error.errno in READ_ONLY and of_home else ""
-        return UsageError(message, hint=f"{path_hint(error)}{advice}")
-    if error.errno == errno.EIO:
-        return MachineNotFit(message, hint="the disk may be failing: see dmesg")
-    return HivetuneError(message)
+    if not error.filename or error.errno == errno.EIO:  # no path that another one could replace
+        return HivetuneError(message)
+    return UsageError(message, hint=path_hint(error))
 
 
-def _database_error(text: str) -> HivetuneError:
-    """Return what SQLite's message means for the store."""
-    from hivetune.base.disk import home
-    from hivetune.machine.inventory import disk_free_bytes
-
-    # SQLite says "disk I/O error" too if its shared memory file finds no space.
-    if "full" in text or ("disk I/O error" in text and disk_free_bytes(home()) < SQLITE_ROOM_BYTES):
-        return DoesNotFit(f"the disk of {home()} is full: {text}", hint=FREE_SPACE)
+def _database_error(text: str, home: Path) -> HivetuneError:
+    """Return what SQLite's message means for the store. Its I/O error is nearly always a disk without room for a log
+    or for shared memory (sqlite.org/wal.html, 8).
+    """
+    if "full" in text or "disk I/O error" in text:
+        return DoesNotFit(f"the disk of {home} is full, or failing: {text}", hint=FREE_SPACE)
     if "locked" in text:
         return Busy(f"the store is in use: {text}", hint="try again when the other command has ended")
-    if "readonly" in text or "unable to open" in text:
-        hint = "set HIVETUNE_HOME to a folder that you can write to"
-        return UsageError(f"cannot write to the store: {text}", hint=hint)
-    if "disk I/O error" in text:
-        return MachineNotFit(f"the disk of {home()} is failing: {text}", hint="see dmesg")
-    return UsageError(f"a database is damaged: {text}", hint="restore hive.db, or the snapshot, from a backup")
+    hint = "restore hive.db, or the snapshot, from a backup; or set HIVETUNE_HOME to a folder that you can write to"
+    return UsageError(f"a database is damaged, or cannot be written: {text}", hint=hint)
 
 
 def report_bug(error: Exception) -> HivetuneError:

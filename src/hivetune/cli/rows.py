@@ -32,7 +32,7 @@ from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, Stopped, UsageError
 from hivetune.process.stop import take_stops
 
-SHOWN_PROBLEMS = 10  # a screen; --clean writes all
+SHOWN_PLACES = 20  # a screen
 SHOWN_REFUSED = 5  # the table `refused` of hive.db has all
 NO_MODEL = "none"  # a config needs one, a check does not
 COUNTS = "delivered stored duplicates refused forgotten reasons"
@@ -158,59 +158,34 @@ def check(
 
 
 def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
-    """Yield the report as people read it: counts, layout, changes, groups, lengths and the first problems."""
+    """Yield the report as tables: counts, how files are read, what nobody reads, figures, and the first places."""
     counts = [("rows in", document["rows_in"], "")]
     counts += [(split, count, "usable") for split, count in document["splits"].items()]
     counts.append(("duplicates", document["duplicates"], duplicate_kinds(document)))
     for key, title in (("rejected", "rejected"), ("set_aside", "set aside"), ("changed", "changed")):
         counts += [(f"{title}: {name}", count, REASONS[name].meaning) for name, count in document[key].items()]
     yield Table("rows count meaning", counts)
-    yield from _layout_text(document)
-    yield from map(problem_text, document["changes"][:SHOWN_PROBLEMS])
+    layouts: dict[tuple[str, ...], list[str]] = {}  # a folder of a thousand logs is one line
+    unread: dict[str, Any] = {}
+    for name, kinds in document["understood"].items():
+        for kind in kinds:
+            layouts.setdefault((kind["layout"], kind["rows_at"], ", ".join(kind["read"])), []).append(spelled(name))
+            unread |= {column["column"]: column for column in kind["not_read"]}
+    yield Table("read_as rows_at columns files first_file", [(*how, len(of), of[0]) for how, of in layouts.items()])
+    yield Table("not_read=column values=distinct example ignored hint", list(unread.values()))
+    for name, suggestions in document["unclear"].items():
+        yield f"{spelled(name)}: unknown layout; a possible mapping, to be confirmed with --columns:"
+        yield from map(suggestion_text, suggestions)
     yield facts(figures(document))
-    shown = document["problems"][:SHOWN_PROBLEMS]
-    yield from map(problem_text, shown)
-    unshown = (
-        sum(document["rejected"].values())
-        + sum(document["set_aside"].values())
-        - sum(problem["rows"] for problem in shown)
-    )
-    yield Note(f"... and {unshown:,} more; list all: --clean OUT" if unshown > 0 else "")
-
-
-def problem_text(problem: Mapping[str, Any]) -> Note:
-    """Return the first place of a problem, the number of further rows, and what to do."""
-    more = f" and {problem['rows'] - 1:,} more rows" if problem["rows"] > 1 else ""
-    return Note(f"{spelled(problem['source'])}{more}: {problem['reason']}: {problem['hint']}")
+    # Changes first: a secret that was in a log has to be revoked, whatever becomes of the row.
+    places = [{**place, "source": spelled(place["source"])} for place in document["changes"] + document["problems"]]
+    yield Table("first_place=source rows reason what_to_do=hint", places[:SHOWN_PLACES])
+    yield Note("more places: --json; with the rows themselves: --clean OUT" if len(places) > SHOWN_PLACES else "")
 
 
 def suggestion_text(line: Mapping[str, Any]) -> str:
     """Return a mapping of columns, and the columns that it leaves out."""
     return f"  {line['line']}" + (f"   left out: {', '.join(line['left_out'])}" if line["left_out"] else "")
-
-
-def _layout_text(document: dict[str, Any]) -> Iterator[str]:
-    """Yield how files are read, those of one layout in one line, with a line for each column that is not read."""
-    alike: dict[str, list[str]] = {}
-    for name, kinds in document["understood"].items():
-        for kind in kinds:
-            at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
-            lines = [f"read as {kind['layout']}{at}: {', '.join(kind['read'])}", *map(_column_text, kind["not_read"])]
-            alike.setdefault("\n".join(lines), []).append(name)  # a folder of a thousand logs is one line
-    for reading, names in alike.items():
-        more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
-        yield f"{spelled(names[0])}{more}: {reading}"
-    for name, suggestions in document["unclear"].items():
-        yield f"{spelled(name)}: unknown layout; a possible mapping, to be confirmed with --columns:"
-        yield from map(suggestion_text, suggestions)
-    for name, encoding in document["encodings"].items():
-        yield f"{spelled(name)} was read as {encoding.upper()}"
-
-
-def _column_text(column: Mapping[str, Any]) -> str:
-    values = f"{column['distinct']:,} different values" if column["distinct"] > 1 else "one value"
-    ignored, hint = ", ignored" * column["ignored"], f"; {column['hint']}" if column["hint"] else ""
-    return f"  not read{ignored}: {column['column']} ({values}, such as {column['example']!r}){hint}"
 
 
 def figures(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,6 +194,7 @@ def figures(document: Mapping[str, Any]) -> dict[str, Any]:
     answers = {json.dumps(one["answer"][:40], ensure_ascii=False): one["rows"] for one in document["answers"]}
     return {
         **{key: document[key] for key in ("synthetic", "groups", "learn")},
+        "read as": {spelled(name): encoding for name, encoding in document["encodings"].items()},
         "most frequent answers": answers,
         "shortest rows": {spelled(one["source"]): one["length"] for one in lengths["shortest"]},
         "longest rows": {spelled(one["source"]): one["length"] for one in lengths["longest"]},

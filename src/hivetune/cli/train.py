@@ -252,7 +252,7 @@ def bench(
     loaded, name = arguments.read_settings(config, model, changes)
     grid = combinations(over or ())
     planned = [override_config(loaded, settings, "--over") for settings in grid]  # a wrong value is refused first
-    lines = []
+    lines: list[dict[str, Any]] = []
     with scratch_folder(home() / "bench") as folder:
         for place, (settings, changed) in enumerate(zip(grid, planned, strict=True)):
             runs = []
@@ -262,8 +262,8 @@ def bench(
                 update = {"output": str(folder / f"{place}-{repetition}"), "seed": changed.seed + repetition}
                 runs.append(_measured(changed.model_copy(update=update), name))
             lines.append({"settings": settings, "runs": runs, "figures": summary(runs)})
-    document = {"config": config, "repeat": repeat, "combinations": lines}
-    answer(document, Table(f"settings {FIGURES}", list(map(_with_deviations, lines))))
+    table = [{"settings": " ".join(line["settings"]) or "as given", **line["figures"]} for line in lines]
+    answer({"config": config, "repeat": repeat, "combinations": lines}, Table(f"settings {FIGURES}", table))
 
 
 def combinations(over: Sequence[str]) -> list[list[str]]:
@@ -296,13 +296,3 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | No
         mean = statistics.fmean(values) if values else None
         figures[key] = {"mean": mean, "sd": statistics.stdev(values) if len(values) > 1 else None}
     return figures
-
-
-def _with_deviations(line: Mapping[str, Any]) -> dict[str, str]:
-    """Return a line of the table: each figure as `mean ± standard deviation`."""
-    failed = sum("error" in run for run in line["runs"])
-    cells = {"settings": (" ".join(line["settings"]) or "as given") + (f" ({failed} failed)" if failed else "")}
-    for key, figure in line["figures"].items():
-        deviation = "" if figure["sd"] is None else f" ± {value_text(key, figure['sd'])}"
-        cells[key] = value_text(key, figure["mean"]) + deviation
-    return cells

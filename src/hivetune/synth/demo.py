@@ -1,4 +1,4 @@
-"""The demo: its interactions, its config, and a few questions at the end.
+"""The demo: its interactions, its config, and its last question.
 
 The interactions are made on the spot from Python's own documentation strings: real text, on every machine. Three agents
 answer questions about the standard library, as a team's log would show: what something does, how it is called, and what
@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,9 @@ from typing import Any
 import yaml
 
 from hivetune.base.disk import write_atomic
-from hivetune.llama.backend import Backend
 from hivetune.synth.documents import documented, modules_below
-from hivetune.train.open import Run
 
-NUM_PROMPTS = 3
+QUESTION = "What does textwrap.dedent do?"  # asked at the end of the demo
 
 
 def write_inputs(folder: Path) -> Path:
@@ -47,21 +45,6 @@ def write_inputs(folder: Path) -> Path:
     if not path.exists():
         write_atomic(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100).encode())
     return path
-
-
-def ask_some(run: Run, evaluation: Mapping[str, Any], backend: Backend) -> list[dict[str, str]]:
-    """Return the same held-out prompts answered by the base (from the evaluation) and by the exported file."""
-    chosen = evaluation["answers"][:: max(1, len(evaluation["answers"]) // NUM_PROMPTS)][:NUM_PROMPTS]
-    answers = []
-    for row in chosen:
-        messages = [
-            {"role": message.role, "content": message.content}
-            for message in run.snapshot.info(row["row"]).messages
-            if message.role != "assistant"
-        ]
-        answer = backend.complete(messages, max_tokens=run.config.eval.tokens)
-        answers.append({"prompt": row["prompt"], "base": row["base"]["answer"], "tuned": answer.text})
-    return answers
 
 
 SYSTEM_PROMPTS = {
