@@ -43,7 +43,6 @@ class TooLong(FieldRefused):
         super().__init__(field, reason, hint=hint)
 
 
-_REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 # Keywords of JSON Schema that llama.cpp's grammar leaves out in silence: an answer may break them.
 _NOT_ENFORCED = frozenset(
     (
@@ -54,12 +53,13 @@ _NOT_ENFORCED = frozenset(
 )
 _RANGES = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))  # enforced for integers only
 _FORMATS = frozenset(("date", "time", "date-time", "uuid"))
+_REPEATS = frozenset(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"))
 _MAPS = frozenset(("properties", "$defs", "definitions"))  # whose keys are names
 _VALUES = frozenset(("enum", "const", "default", "examples"))  # which hold no schemas
 
 
-def _check_schema(schema: Any, *, strict: bool = False) -> None:
-    """Raise ValueError for a JSON schema whose grammar would be large, or that refers to another document; with
+def _check_schema(schema: Any, *, strict: bool = False) -> Any:
+    """Return a JSON schema. Raises ValueError where its grammar would be large, or it refers to another document; with
     `strict` also for a keyword that would not hold, with its place."""
     waiting = [("", 0, schema, True)]  # place, depth, value, whether it stands where a schema does
     for place, depth, part, is_schema in waiting:  # grows while it is read
@@ -72,15 +72,22 @@ def _check_schema(schema: Any, *, strict: bool = False) -> None:
                 waiting += ((f"{place}/{key}/{name}", depth + 2, each, True) for name, each in value.items())
             else:
                 waiting.append((f"{place}/{key}", depth + 1, value, is_schema and key not in _VALUES))
-            if key in _REPEATS and isinstance(value, int | float) and value > SCHEMA_REPEATS:
-                raise ValueError(f"{key} is at most {SCHEMA_REPEATS:,}")
-            if key == "pattern" and isinstance(value, str) and len(value) > SCHEMA_PATTERN_CHARS:
-                raise ValueError(f"a pattern has at most {SCHEMA_PATTERN_CHARS} characters")
-            if key == "$ref" and isinstance(value, str) and not value.startswith("#"):
-                raise ValueError("a $ref stays inside the schema")
-            if strict and is_schema and not _is_enforced(key, value, part):
+            problem = _too_large(key, value)
+            if strict and is_schema and not problem and not _is_enforced(key, value, part):
                 shown = f" {value!r}" if isinstance(value, str) else ""
-                raise ValueError(f"strict: {key}{shown} at {place or '/'} is not enforced here; leave it or strict out")
+                problem = f"strict: {key}{shown} at {place or '/'} is not enforced here; leave it or strict out"
+            if problem:
+                raise ValueError(problem)
+    return schema
+
+
+def _too_large(key: str, value: Any) -> str:
+    """Return what is wrong with a keyword of any schema, or ""."""
+    if key in _REPEATS and isinstance(value, int | float) and value > SCHEMA_REPEATS:
+        return f"{key} is at most {SCHEMA_REPEATS:,}"
+    if key == "pattern" and isinstance(value, str) and len(value) > SCHEMA_PATTERN_CHARS:
+        return f"a pattern has at most {SCHEMA_PATTERN_CHARS} characters"
+    return "a $ref stays inside the schema" if key == "$ref" and str(value)[:1] != "#" else ""
 
 
 def _is_enforced(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
@@ -92,11 +99,6 @@ def _is_enforced(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
     return key not in _NOT_ENFORCED and (key != "format" or value in _FORMATS)
 
 
-def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    _check_schema(schema)
-    return schema
-
-
 def _enforced(named: dict[str, Any]) -> dict[str, Any]:
     """Return what has a schema: a function, by `parameters`, or the form of an answer, by `schema`."""
     if named.get("strict"):
@@ -105,21 +107,19 @@ def _enforced(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(content: str | list[dict[str, str]]) -> str:
-    """Return the text of a message."""
     # llama.cpp puts parts on lines of their own; read from a store, they would be joined without, and another prompt
     # would be learned than was answered.
     return "\n".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def _an_object(arguments: str) -> str:
-    """Return the arguments of a call. A call without arguments may have an empty text. Raises ValueError."""
-    # llama.cpp answers 500 at others, as if the release had failed.
+    """Return the arguments of a call, whose text may be empty. Raises ValueError."""
     text = arguments.strip() or "{}"
     try:
         is_object = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         is_object = False
-    if not is_object:
+    if not is_object:  # llama.cpp would answer 500, as if the release had failed
         raise ValueError("the arguments of a call are a JSON object")
     return text
 
@@ -137,8 +137,7 @@ def _not_blank(text: str) -> str:
 
 
 def _not_null(fields: Any) -> Any:
-    """Return an object without null, which means that a field was not sent: clients' message objects have fields of
-    other servers."""
+    # Null counts as not sent: clients' message objects have fields of other servers.
     return {key: value for key, value in fields.items() if value is not None} if type(fields) is dict else fields
 
 
@@ -153,29 +152,26 @@ def _checked(kind: Any, check: Callable[[Any], Any]) -> Any:
     return Annotated[kind, AfterValidator(check)]
 
 
-def _number(low: float, high: float) -> Any:
-    return Annotated[float, Field(ge=low, le=high)]
+def _range(kind: Any, low: float, high: float) -> Any:
+    return Annotated[kind, Field(ge=low, le=high)]
 
 
-def _integer(low: int, high: int) -> Any:
-    return Annotated[int, Field(ge=low, le=high)]
-
-
-def _text(most: int, least: int = 0) -> Any:
-    return Annotated[str, Field(min_length=least, max_length=most)]
+def _sized(kind: Any, most: int | None = None, least: int = 0) -> Any:
+    """Return the type of a text or a map with so many characters or items."""
+    return Annotated[kind, Field(min_length=least, max_length=most)]
 
 
 def _list(kind: Any, most: int | None = None, least: int = 0) -> Any:
-    return Annotated[list[kind], Field(min_length=least, max_length=most)]
+    return _sized(list[kind], most, least)
 
 
-def _map(key: Any, value: Any, most: int) -> Any:
-    return Annotated[dict[key, value], Field(max_length=most)]
+# Of the biases of tokens, by their numbers, and of the metadata.
+_Token = Annotated[str, Field(pattern=r"^[0-9]{1,7}$")]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_Key = Annotated[str, Field(max_length=256)]
 
-
-# The official client sends its own message objects back, with `annotations` that are empty.
-_NAME, _STOP = _text(256), _text(1024, 1)
-_SCHEMA = _checked(dict[str, Any], _bounded)
+_NAME, _STOP = _sized(str, 256), _sized(str, 1024, 1)
+_SCHEMA = _checked(dict[str, Any], _check_schema)
 _CALLED = _object({"name": _NAME}, arguments=_checked(str, _an_object))
 _CALL = _object({"function": _CALLED}, id=_NAME, type=Literal["function"], index=int)
 _PART = _object({"type": Literal["text"], "text": str})
@@ -186,57 +182,57 @@ _TURN = _object(
     tool_calls=_list(_CALL),
     tool_call_id=_NAME,
     reasoning_content=str,  # the template keeps or drops it
-    annotations=_list(None, 0),
+    annotations=_list(None, 0),  # the official client sends its own message objects back, where it is empty
 )
 _FUNCTION = _object({"name": _NAME}, description=str, strict=bool, parameters=_SCHEMA)
 _TOOL = _object({"type": Literal["function"], "function": _checked(_FUNCTION, _enforced)})
 _CHOSEN_TOOL = _object({"type": Literal["function"], "function": _object({"name": _NAME})})
 _NAMED_SCHEMA = _object({"schema": _SCHEMA}, name=_NAME, description=str, strict=bool)
-_FORM = _object(
-    {"type": Literal["text", "json_object", "json_schema"]},
-    json_schema=_checked(_NAMED_SCHEMA, _enforced),
-)
+_FORM = _object({"type": Literal["text", "json_object", "json_schema"]}, json_schema=_checked(_NAMED_SCHEMA, _enforced))
 
 # llama.cpp reads about eighty fields. Some write before a block of its heap (`n_discard`, CVE-2026-21869), compile a
 # grammar (ggml-org/llama.cpp#22234), move adapters and slots, or cost a gigabyte (`n_probs`). So these are all, and no
 # other is ignored in silence, which misleads clients.
 #
-# What becomes of a field: it is sent on, obeyed by the gateway itself, an argument of the template where that knows it,
-# or a hint to OpenAI's own servers, which has no effect here.
+# Sent on, of chats and of completions.
 FORWARDED = {
-    "max_tokens": _integer(1, MAX_TOKENS),
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1),
-    "top_k": _integer(0, 1 << 20),
-    "min_p": _number(0, 1),
-    "seed": _integer(0, (1 << 32) - 1),
+    "max_tokens": _range(int, 1, MAX_TOKENS),
+    "temperature": _range(float, 0, 2),
+    "top_p": _range(float, 0, 1),
+    "top_k": _range(int, 0, 1 << 20),
+    "min_p": _range(float, 0, 1),
+    "seed": _range(int, 0, (1 << 32) - 1),
     "stop": _STOP | _list(_STOP, 16),
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "repeat_penalty": _number(0.1, 2),
-    "logit_bias": _map(Annotated[str, Field(pattern=r"^[0-9]{1,7}$")], _number(-100, 100), 1024),
+    "presence_penalty": _range(float, -2, 2),
+    "frequency_penalty": _range(float, -2, 2),
+    "repeat_penalty": _range(float, 0.1, 2),
+    "logit_bias": _sized(dict[_Token, _Bias], 1024),
     "stream": bool,
     "stream_options": _object({}, include_usage=bool, include_obfuscation=Literal[False]),
 }
+# Sent on, of chats alone.
 FORWARDED_OF_CHATS = {
-    "max_completion_tokens": _integer(1, MAX_TOKENS),
+    "max_completion_tokens": _range(int, 1, MAX_TOKENS),
     "logprobs": bool,
-    "top_logprobs": _integer(0, MAX_LOGPROBS),
+    "top_logprobs": _range(int, 0, MAX_LOGPROBS),
     "tools": _list(_TOOL, 128),
     "tool_choice": Literal["none", "auto", "required"] | _CHOSEN_TOOL,
     "parallel_tool_calls": bool,
     "response_format": _checked(_FORM, _whole),
 }
+# Obeyed by the gateway itself.
 OBEYED = {
     "model": _NAME,
-    "user": _text(512),
-    "metadata": _map(_NAME, str | int | float | bool, 16),  # 16 as OpenAI's API
+    "user": _sized(str, 512),
+    "metadata": _sized(dict[_Key, str | int | float | bool], 16),  # as OpenAI's API
     "n": Literal[1],
 }
+# Arguments of the chat template, where it knows them.
 TEMPLATE = {"reasoning_effort": _NAME, "enable_thinking": bool}
+# Hints to OpenAI's own servers, which have no effect here.
 HINTS = {
-    "prompt_cache_key": _text(512),
-    "safety_identifier": _text(512),
+    "prompt_cache_key": _sized(str, 512),
+    "safety_identifier": _sized(str, 512),
     "store": bool,
     "service_tier": _NAME,
     "verbosity": _NAME,
@@ -259,7 +255,9 @@ CHAT_FIELDS: Api = TypeAdapter(
 _PROMPT = _checked(str | _list(str, 1, 1), lambda prompt: prompt if isinstance(prompt, str) else prompt[0])
 TEXT_FIELDS: Api = TypeAdapter(_object({"prompt": _PROMPT}, **_COMMON, best_of=Literal[1], echo=Literal[False]))
 FEEDBACK_FIELDS: Api = TypeAdapter(
-    _object({"id": _NAME}, rating=Literal["up", "down"], correction=_checked(str, _not_blank), reason=_text(10_000))
+    _object(
+        {"id": _NAME}, rating=Literal["up", "down"], correction=_checked(str, _not_blank), reason=_sized(str, 10_000)
+    )
 )
 
 

@@ -111,54 +111,45 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
             hint = f"serve {bare}, and ask for the model {name}"
             raise UsageError(f"{name}: the gateway serves names with all their versions", hint=hint)
         find(database, name)
-    found, base = Wanted(), ("", "")
-    served: list[ServedRelease] = []
+    found, base, served = Wanted(), ("", ""), list[ServedRelease]()
     for name, version in sorted(desired(database).items()):
         all_releases = releases(database, name)
         champion = next(release for release in all_releases if release.version == version)
-        of, domain = _domain_of(champion)
-        if names and name not in names and of not in names:
+        domain = champion.proof.get("domain")
+        if names and name not in names and (domain is None or domain["of"] not in names):
             continue
         base = base if served else (champion.model, champion.model_sha256)
-        usable: dict[str, Release] = {}  # by alias
+        usable: dict[str, str] = {}  # alias -> label
         for release in all_releases:
+            label = release.label
             if release.withdrawn:
                 reason = f"was rolled back: {release.withdrawn}; ask for {name}, its champion"
-                found.refused[release.label] = (Withdrawn, reason)
+                found.refused[label] = (Withdrawn, reason)
             elif _LOADED_ALIASES & set(release.aliases) and not release.pruned:
                 try:
                     served.append(load_release(release, base))
                 except HivetuneError as error:
-                    refusal = (MachineNotFit, f"can't be served: {error.message}")
-                    found.refused[release.label] = refusal
-                    if release == champion:
-                        found.refused[name] = refusal
+                    refused = (label, name) if release == champion else (label,)
+                    found.refused.update(dict.fromkeys(refused, (MachineNotFit, f"can't be served: {error.message}")))
                     continue
-                usable |= dict.fromkeys(release.aliases, release)
-                found.generation[release.label] = release.proof.get("generation", GREEDY)
-        answering, candidate = usable.get("champion") or usable.get("previous"), usable.get("candidate")
+                usable |= dict.fromkeys(release.aliases, label)
+                found.generation[label] = release.proof.get("generation", GREEDY)
+                found.canaries.update({label} if release.verdict == "deploy" else ())
+        answering = usable.get("champion") or usable.get("previous")
         if answering is not None:
-            found.champions[name] = answering.label
+            found.champions[name] = answering
             found.refused.pop(name, None)
-            if domain is not None:
-                found.domains[of] = (*found.domains.get(of, ()), domain)
-        if candidate is not None:
-            found.candidates[name] = candidate.label
-            found.canaries.update({candidate.label} if candidate.verdict == "deploy" else ())
+        if answering is not None and domain is not None:
+            system = champion.proof.get("generation", {}).get("system")
+            own = Domain(name, domain["by"], domain["value"], system)
+            found.domains[domain["of"]] = (*found.domains.get(domain["of"], ()), own)
+        if "candidate" in usable:
+            found.candidates[name] = usable["candidate"]
     if not served:
         return found
     in_order = tuple(sorted(served, key=lambda release: release.label))
     required = frozenset({*found.champions.values(), *found.candidates.values()})
     return replace(found, deployment=Deployment(*base, in_order, required))
-
-
-def _domain_of(release: Release) -> tuple[str, Domain | None]:
-    """Return the name whose domain a release is, or "", and the domain."""
-    domain = release.proof.get("domain")
-    if domain is None:
-        return "", None
-    system = release.proof.get("generation", {}).get("system")
-    return domain["of"], Domain(release.name, domain["by"], domain["value"], system)
 
 
 def load_release(release: Release, base: tuple[str, str] | None = None) -> ServedRelease:
@@ -190,8 +181,7 @@ class Routes:
     def find(self, model: str, session: str, declared: Mapping[str, str] | None = None) -> str:
         """Return the label of the release for a request's `model`, or `BASE`. It is NAME, NAME@VERSION, NAME@champion,
         NAME@candidate, `base`, or nothing when one name is served. `declared`: agent, category and system prompt of the
-        request, which may have a release of their own. The same request in the same state always gets the same one. A
-        release precedes a base model of the same name.
+        request, which may have a release of their own. The same request in the same state always gets the same one.
 
         Raises Withdrawn, MachineNotFit for what should be loaded and is not, and NotThere, naming what is served.
         """
@@ -201,14 +191,12 @@ class Routes:
             model = names.pop() if len(names) == 1 else ""
         self._refuse_unloaded(model)
         name, _, which = model.partition("@")
-        label: str | None = model
-        if which == "candidate":
-            label = self.wanted.candidates.get(name)
-        elif which == "champion":
-            label = self.champions.get(name)
-        elif not which:
+        by_alias = {"candidate": self.wanted.candidates, "champion": self.champions}
+        if which:
+            label = by_alias[which].get(name) if which in by_alias else model
+        else:
             label = self._champion_or_canary(self._domain(name, declared or {}), session)
-        if label in self.labels:
+        if label in self.labels:  # a release precedes a base model of the same name
             return str(label)
         if model in (BASE, self.base):
             return BASE
@@ -234,6 +222,7 @@ class Routes:
                 return domain.name
         if any(domain.by in declared for domain in domains):
             return name  # it declared another one
+        # A prompt that the shared release was trained with too, or that two domains have, tells nothing.
         shared = self.wanted.generation.get(self.champions.get(name, ""), {}).get("system")
         system = declared.get("system")
         same = [domain for domain in domains if system and domain.system == system != shared]
@@ -252,7 +241,7 @@ class Routes:
             raise MachineNotFit(f"{model or 'the model'} is not loaded{problems and ': '}{problems}", hint=hint)
 
 
-# The gateway writes what it has loaded; the file counts only while the gateway runs.
+# ---- what the gateway has loaded, as it writes it for the dashboard and the cycle; the file counts while it runs
 
 _FILE = "loaded.json"
 

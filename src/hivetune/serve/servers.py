@@ -2,8 +2,7 @@
 
 One server answers; while another one starts, and while the one before ends, there are more. The keeper's only state is
 the registry and the running processes, so after a crash of the gateway or of a server the same function finds the
-difference and mends it. A server is right if it holds at least what is wanted. So a change that needs no new adapter,
-such as a rollback, changes only the routes and takes effect at once.
+difference and mends it.
 """
 
 import asyncio
@@ -12,6 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -26,6 +26,14 @@ MAX_WAIT_S = 2.0  # for another adapter's turn
 BACKEND_CONNECT_S = 5.0
 # The longest silence of a backend inside an answer: the prompt of a full context on two cores takes about as long.
 SILENCE_TIMEOUT_S = 300.0
+LOOK_AT_HEALTH_S = 5.0
+HUNG_S = 30.0
+_POLL_S = 0.25
+DRAIN_S = 600.0  # for an answer that fills a context, on two cores
+YIELD_S = 60.0  # the same, where a run waits for the card
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
+PATIENCE_S = 4.0  # of requests: what is tried again within this time is waited for
+READY_TIMEOUT_S = 120.0
 
 
 class BackendRetired(Exception):
@@ -90,6 +98,18 @@ class LiveBackend:
             self.turns.leave(ticket)
             self._start()
 
+    def _start(self) -> None:
+        """Start what may start now, and look again when a wait may be overdue."""
+        if self.retired:
+            return
+        for ticket in self.turns.start(time.monotonic()):
+            if not self._starts[ticket].done():
+                self._starts[ticket].set_result(None)
+        if self._look_again is not None:
+            self._look_again.cancel()
+        waits = self.turns.num_waiting > 0
+        self._look_again = asyncio.get_running_loop().call_later(MAX_WAIT_S / 2, self._start) if waits else None
+
     def pinned(self, ticket: Ticket) -> Mapping[str, Any]:
         """Return the fields that pin a request to its slot and adapter."""
         # The scale of every adapter is named: an empty list would mean the server's own scales, not the base.
@@ -126,32 +146,9 @@ class LiveBackend:
         await self.client.aclose()
         await asyncio.to_thread(self.end)
 
-    def _start(self) -> None:
-        """Start what may start now, and look again when a wait may be overdue."""
-        if self.retired:
-            return
-        for ticket in self.turns.start(time.monotonic()):
-            start = self._starts[ticket]
-            if not start.done():
-                start.set_result(None)
-        if self._look_again is not None:
-            self._look_again.cancel()
-        waits = self.turns.num_waiting > 0
-        self._look_again = asyncio.get_running_loop().call_later(MAX_WAIT_S / 2, self._start) if waits else None
-
-
-_POLL_S = 0.25
-DRAIN_S = 600.0  # for an answer that fills a context, on two cores
-YIELD_S = 60.0  # the same, where a run waits for the card
-FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
-PATIENCE_S = 4.0  # of requests: what is tried again within this time is waited for
-READY_TIMEOUT_S = 120.0
-LOOK_AT_HEALTH_S = 5.0
-HUNG_S = 30.0
 
 # Starts a backend and returns it warm and checked; raises HivetuneError. Runs in a thread.
 Start = Callable[[Deployment], LiveBackend]
-Read = Callable[[], Wanted]
 
 
 class Failure(NamedTuple):
@@ -165,20 +162,20 @@ class Failure(NamedTuple):
 
 @dataclass
 class Keeper:
-    """The model servers of a gateway, and the routes to what they hold.
+    """The model servers of a gateway, and the routes to what they hold: a loop that makes what is held what is wanted.
 
-    `live`: the server that answers, None while none does. `lost`: what the one before it held, which requests wait for.
-    `failure`: of the last start, until one succeeds or is not wanted any more. All but `start` and `read` run in one
-    event loop.
+    `live`: the server that answers, None while none does. `held`: what it holds, or the lost one before it held, which
+    requests wait for. `failure`: of the last start, until one succeeds or is not wanted any more. `tell`: is told which
+    releases are loaded, when that changed. All but `start` and `read` run in one event loop.
     """
 
-    read: Read
+    read: Callable[[], Wanted]
     start: Start
     canary: float = 0.0
     hung_s: float = HUNG_S
-    tell: Callable[[frozenset[str]], None] = lambda labels: None  # which releases are loaded, when that changed
+    tell: Callable[[frozenset[str]], None] = lambda labels: None
     live: LiveBackend | None = None
-    lost: Deployment | None = None
+    held: Deployment | None = None
     failure: Failure | None = None
     routes: Routes = field(default_factory=Routes)
     swaps: int = 0
@@ -190,6 +187,30 @@ class Keeper:
     @property
     def wanted(self) -> Wanted:
         return self.routes.wanted
+
+    @property
+    def problems(self) -> list[str]:
+        """Return why what is wanted can't be served, in words."""
+        why = "" if self.failure is None else self.failure.why
+        return [problem for problem in (self.unread, *self.wanted.problems, why) if problem]
+
+    @property
+    def ready(self) -> bool:
+        """Return whether a model server answers."""
+        return self.wanted.deployment is not None and self.live is not None and not self.live.dead
+
+    async def server(self) -> LiveBackend:
+        """Return the model server. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, and at once where
+        none will be soon."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            live = self.live
+            if live is not None and not live.retired and not live.dead:
+                return live
+            if time.monotonic() >= deadline or (live is None and self.held is None):
+                hint = "; ".join(self.problems) or "it is being started: try again in a few seconds"
+                raise MachineNotFit("the model is not loaded", hint=hint)
+            await asyncio.sleep(_POLL_S / 5)
 
     async def run(self) -> None:
         """Look and repair until cancelled; then end every model server."""
@@ -204,65 +225,47 @@ class Keeper:
             await asyncio.gather(*(live.close() for live in (self.live, *self._draining) if live is not None))
 
     async def look(self) -> None:
-        """Compare what is wanted with what runs, and begin what makes them equal. It waits for no start, so a rollback
-        during a slow one takes effect at once. While the registry can't be read, everything stays as it is."""
-        wanted = self.wanted
+        """Compare what is wanted with what runs, and begin what makes them equal. While the registry can't be read,
+        what was wanted before is wanted."""
         try:
-            wanted, self.unread = await asyncio.to_thread(self.read), ""
+            now, self.unread = await asyncio.to_thread(self.read), ""
+            self.routes = replace(self.routes, wanted=now)
         except (HivetuneError, sqlite3.Error, OSError) as error:
             self.unread = f"the registry can't be read: {error}"
-        self._mend(wanted)
-        self._set_routes(wanted)
-
-    async def server(self) -> LiveBackend:
-        """Return the model server. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, and at once where
-        none will be soon."""
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while True:
-            live = self.live
-            if live is not None and not live.retired and not live.dead:
-                return live
-            if time.monotonic() >= deadline or (live is None and self.lost is None):
-                hint = "; ".join(self.problems) or "it is being started: try again in a few seconds"
-                raise MachineNotFit("the model is not loaded", hint=hint)
-            await asyncio.sleep(_POLL_S / 5)
-
-    @property
-    def problems(self) -> list[str]:
-        """Return why what is wanted can't be served, in words."""
-        why = "" if self.failure is None else self.failure.why
-        return [problem for problem in (self.unread, *self.wanted.problems, why) if problem]
-
-    @property
-    def ready(self) -> bool:
-        """Return whether a model server answers."""
-        return self.wanted.deployment is not None and self.live is not None and not self.live.dead
-
-    def _mend(self, wanted: Wanted) -> None:
-        """Give up a server that is dead or not wanted, and begin a start where the right one is missing."""
-        deployment, live = wanted.deployment, self.live
-        if live is not None and (live.dead or deployment is None or self._must_yield(live, wanted)):
+        wanted, live = self.wanted, self.live
+        if live is not None and (live.dead or wanted.deployment is None or self._must_yield(live)):
             self.restarts += live.dead
-            self.live, self.lost = None, live.deployment
+            self.live = None
             self._drain(live)
-        if deployment is None or (self.live is not None and self.live.deployment.holds(deployment)):
-            self.lost = self.failure = None  # a start that failed is not wanted any more
-            return
-        failure = self.failure
-        is_due = failure is None or failure.deployment != deployment or time.monotonic() >= failure.again_s
-        if self.starting is None and is_due:
-            self.starting = asyncio.create_task(self._start(deployment))
+        if wanted.deployment is None:
+            self.held = self.failure = None
+        elif self.live is not None and self.live.deployment.holds(wanted.deployment):
+            self.failure = None  # of a start that is not wanted any more
+        elif self.starting is None and self._may_try(wanted.deployment):
+            # Not waited for: a rollback during a slow start takes effect at once.
+            self.starting = asyncio.create_task(self._start(wanted.deployment))
+        self._route()
 
-    def _must_yield(self, live: LiveBackend, wanted: Wanted) -> bool:
+    def _may_try(self, deployment: Deployment) -> bool:
+        failure = self.failure
+        return failure is None or failure.deployment != deployment or time.monotonic() >= failure.again_s
+
+    def _must_yield(self, live: LiveBackend) -> bool:
         """Return whether a run trains on its card. It may finish its answers, then the card is the trainer's."""
-        return bool(wanted.taken) and live.deployment.device == wanted.taken
+        return bool(self.wanted.taken) and live.deployment.device == self.wanted.taken
 
     async def _start(self, deployment: Deployment) -> None:
         """Start a server, and switch to it if it is still wanted then."""
         try:
             green = await _in_thread(self.start, deployment)
         except (HivetuneError, sqlite3.Error, OSError) as error:
-            self._failed(deployment, str(error))
+            before, wait_s = self.failure, FIRST_RETRY_S
+            if before is not None and before.deployment == deployment:
+                wait_s = min(2 * before.wait_s, MAX_RETRY_S)
+            self.failure = Failure(deployment, str(error), wait_s, time.monotonic() + wait_s)
+            if self.live is None and wait_s > PATIENCE_S:
+                self.held = None
+            self._route()
             return
         finally:
             self.starting = None
@@ -270,24 +273,12 @@ class Keeper:
         if wanted is None or not deployment.holds(wanted) or (blue is not None and blue.deployment.holds(wanted)):
             self._drain(green)  # what is wanted changed meanwhile
             return
-        self.live, self.lost, self.failure = green, None, None
+        self.live, self.held, self.failure = green, deployment, None
         green.watching = asyncio.create_task(green.watch_health(self.hung_s))
-        self._set_routes(self.wanted)
+        self._route()
         if blue is not None:
             self.swaps += 1
             self._drain(blue)
-
-    def _failed(self, deployment: Deployment, why: str) -> None:
-        """Note a start that failed; the next one is later each time. Requests do not wait for one that is far away."""
-        if self.wanted.deployment is None:
-            return
-        before, wait_s = self.failure, FIRST_RETRY_S
-        if before is not None and before.deployment == deployment:
-            wait_s = min(2 * before.wait_s, MAX_RETRY_S)
-        self.failure = Failure(deployment, why, wait_s, time.monotonic() + wait_s)
-        if wait_s > PATIENCE_S:
-            self.lost = None
-        self._set_routes(self.wanted)
 
     def _drain(self, live: LiveBackend) -> None:
         """Give a server no new requests; it ends with its last answer, at most `DRAIN_S` later (`YIELD_S` on a card
@@ -297,7 +288,7 @@ class Keeper:
         async def drain() -> None:
             since_s = time.monotonic()
             while live.turns.num_running and not live.dead:
-                if time.monotonic() >= since_s + (YIELD_S if self._must_yield(live, self.wanted) else DRAIN_S):
+                if time.monotonic() >= since_s + (YIELD_S if self._must_yield(live) else DRAIN_S):
                     break
                 await asyncio.sleep(_POLL_S)
             await live.close()  # up to ten seconds for one that hangs
@@ -305,10 +296,9 @@ class Keeper:
 
         self._draining[live] = asyncio.create_task(drain())
 
-    def _set_routes(self, wanted: Wanted) -> None:
-        """Route to the loaded releases. While a champion is loading, the previous one answers."""
-        before = self.routes.champions
-        held = self.lost if self.live is None else self.live.deployment
+    def _route(self) -> None:
+        """Route to what is held. While a champion is loading, the one before answers."""
+        wanted, held, before = self.wanted, self.held, self.routes.champions
         answering = wanted.labels | set(before.values())  # until the new ones are loaded
         labels = answering & set(held.labels) if held is not None else frozenset[str]()
         if labels != self.routes.labels:
@@ -316,36 +306,31 @@ class Keeper:
         champions = {name: label if label in labels else before.get(name) for name, label in wanted.champions.items()}
         answers_now = {name: label for name, label in champions.items() if label is not None and label in labels}
         base = "" if held is None else held.model
-        self.routes = Routes(wanted, base, labels, answers_now, self.canary)
-        self.routes = replace(self.routes, problems=self.problems)
+        self.routes = Routes(wanted, base, labels, answers_now, self.canary, self.problems)
 
 
 async def _in_thread(start: Start, deployment: Deployment) -> LiveBackend:
     """Run `start` in a thread. A server that nobody waits for any more is ended."""
-    # A daemon, which does not outlive the process: asyncio's own threads are waited for, and a model may load for
-    # minutes.
-    loop = asyncio.get_running_loop()
-    started: asyncio.Future[LiveBackend | Exception] = loop.create_future()
-
-    def deliver(live: LiveBackend | Exception) -> None:
-        if not started.done():
-            started.set_result(live)
-        elif isinstance(live, LiveBackend):
-            live.end()
+    started: Future[LiveBackend] = Future()
 
     def run() -> None:
         try:
-            live: LiveBackend | Exception = start(deployment)
+            live = start(deployment)
         except Exception as error:  # noqa: BLE001 (it is raised again where the result is awaited)
-            live = error
+            with contextlib.suppress(InvalidStateError):
+                started.set_exception(error)
+            return
         try:
-            loop.call_soon_threadsafe(deliver, live)
-        except RuntimeError:  # the loop is closed: the gateway has ended
-            if isinstance(live, LiveBackend):
-                live.end()
+            started.set_result(live)
+        except InvalidStateError:  # it was cancelled
+            live.end()
 
+    # A daemon, which does not outlive the process: asyncio's own threads are waited for, and a model may load for
+    # minutes.
     threading.Thread(target=run, name="start", daemon=True).start()
-    live = await started
-    if isinstance(live, Exception):
-        raise live
-    return live
+    try:
+        return await asyncio.wrap_future(started)
+    except asyncio.CancelledError:
+        if not started.cancel() and started.exception() is None:  # it came at the same moment
+            started.result().end()
+        raise
