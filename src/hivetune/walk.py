@@ -6,21 +6,30 @@ message, a hint and an exit code. docs/python.md has a complete example.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hivetune import __version__
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, load_config, override_config, parse_config
 from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import Snapshot
-from hivetune.judge.evaluate import evaluate_run, judge_run
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.judge.evaluate import evaluate_run, judge_run, stored_verdict
 from hivetune.models.prepared import fetch_model
 from hivetune.records import Progress, Verdict, silent
+from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
 from hivetune.release.prove import export_merged, prove_export, unserved_base
-from hivetune.run.status import find_run
-from hivetune.serve.register import register_run
+from hivetune.run.folder import EVENTS, adapter_hash, require_adapter
+from hivetune.run.status import find_run, refuse_older_adapter
+from hivetune.serve.chat import most_prompt
+from hivetune.serve.route import GREEDY
 from hivetune.train.open import Run, load_run
 from hivetune.train.plan.run import Planned, plan_run
 from hivetune.train.start import open_run, train_run
@@ -139,6 +148,60 @@ def export(
 def register(run: Run, name: str) -> str:
     """Add a run to the registry as the next version of `name`; return its label, such as `helpdesk@3`."""
     return register_run(run.folder, name)[0].label
+
+
+def register_run(folder: Path, name: str, domain: Mapping[str, str] | None = None) -> tuple[registry.Release, bool]:
+    """Register the adapter of a run as the next version of `name`. Returns the release and whether it is new. `domain`:
+    `of`, `by` and `value`, where it is for one agent or category of another name.
+
+    Raises UsageError for a run without an adapter or an unusable name, DoesNotFit, Busy, HivetuneError for damage.
+    """
+    run = load_run(folder)
+    require_adapter(folder)
+    refuse_older_adapter(folder)
+    # The settings that the release is judged with, which the gateway adds to a request without them. Evaluations are
+    # greedy. `system`: the prompt of most rows, which the chat page sends.
+    prompt = most_prompt(run.snapshot)
+    generation = {**GREEDY, **({} if prompt is None else {"system": prompt})}
+    proof = {**_prove(run), "generation": generation, **({} if domain is None else {"domain": dict(domain)})}
+    with closing(open_database()) as database:
+        return registry.register(database, run.folder, name, _manifest(run, proof), by=registry.who())
+
+
+def _prove(run: Run) -> dict[str, Any]:
+    """Prove the adapter's GGUF file. `unserved` says why this model or this machine can't serve it.
+
+    Raises HivetuneError for a file that is not what was trained.
+    """
+    try:
+        return {"export": prove_export(run.folder, export_run(run.folder, "gguf-adapter"))}
+    except (UsageError, MachineNotFit) as error:
+        return {"unserved": error.message}
+
+
+def _manifest(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of the release's manifest. It needs neither the run folder nor the snapshot afterwards."""
+    record, manifest = run.record, run.snapshot.manifest
+    verdict = stored_verdict(run)
+    started = [entry for entry in read_journal(run.folder / EVENTS) if entry["event"] == "supervisor_started"]
+    return {
+        "model": run.config.model,
+        "model_sha256": sha256_file(run.model / MANIFEST),
+        "adapter_sha256": adapter_hash(run.folder),
+        "snapshot": run.snapshot.hash,
+        "verdict": None if verdict is None else verdict["verdict"],
+        "judgement": verdict,
+        "proof": dict(proof),
+        "data": {
+            "snapshot": run.snapshot.hash,
+            "path": str(run.snapshot.folder),
+            "rows": manifest["accounting"],
+            **{part: record["result"]["rows"][part] for part in ("trained", "held_out", "not_reached")},
+        },
+        "settings": record["identity"]["settings"],
+        "machine": {key: started[-1].get(key) for key in ("fingerprint", "versions")} if started else None,
+        "hivetune": __version__,
+    }
 
 
 def serve(settings: "GatewaySettings | None" = None, on_ready: Callable[[str], None] = lambda url: None) -> None:

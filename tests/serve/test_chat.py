@@ -12,7 +12,7 @@ from serve.hive import stored
 from hivetune.base.database import open_database, transaction
 from hivetune.errors import UsageError
 from hivetune.serve.capture import Capture
-from hivetune.serve.chat import Chat, Talk, trained_prompt
+from hivetune.serve.chat import Chat, trained_prompt
 
 
 class Says:
@@ -36,12 +36,12 @@ class Says:
         return self.finish
 
 
-def talk(lines: list[str], side: Chat, capture: Capture | None = None) -> str:
+def talk(lines: list[str], side: Chat) -> str:
     written: list[str] = []
     queue = iter(lines)
-    Talk(side, lambda: next(queue, None), written.append, capture).run()
-    if capture is not None:
-        capture.close()
+    side.run(lambda: next(queue, None), written.append)
+    if side.capture is not None:
+        side.capture.close()
     return "".join(written)
 
 
@@ -68,9 +68,9 @@ def test_a_turn_that_does_not_fit_is_taken_back() -> None:
 
 
 def test_answers_and_feedback_are_stored_when_asked_for() -> None:
-    side = Chat(Says(finish="length"), "be brief", label="helpdesk@1")  # type: ignore[arg-type]
+    side = Chat(Says(finish="length"), "be brief", label="helpdesk@1", capture=Capture())  # type: ignore[arg-type]
     lines = ["+", "my mail is ann.miller@posteo.de", "+", "/new", "two", "-", "three"]
-    text = talk(lines, side, capture=Capture())
+    text = talk(lines, side)
     assert text.count("no stored answer to rate") == 1
     assert [found[1:] for found in stored("id, source, feedback")] == [
         ("gateway:helpdesk@1", 1),

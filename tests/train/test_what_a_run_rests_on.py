@@ -24,8 +24,8 @@ from hivetune.llama.backend import ServerSettings, check_files
 from hivetune.release.export import export_run
 from hivetune.run.folder import EVENTS, METRICS, read_record, read_resolved, write_record, write_resolved
 from hivetune.run.status import run_folders
-from hivetune.serve.register import register_run
 from hivetune.train.open import load_run, with_workers
+from hivetune.walk import register_run
 
 pytestmark = pytest.mark.slow
 

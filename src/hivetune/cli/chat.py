@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from hivetune.llama.backend import unused_program
 from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
 from hivetune.serve.capture import Capture
-from hivetune.serve.chat import HELP, Chat, Talk, find_voice, open_voice, trained_prompt
+from hivetune.serve.chat import HELP, Chat, find_voice, open_voice, trained_prompt
 from hivetune.train.open import load_run
 
 BLOCK = '"""'
@@ -60,7 +61,7 @@ def chat(
                 with contextlib.suppress(ImportError):  # without it the arrow keys do not work
                     importlib.import_module("readline")
                 say(HELP)
-            Talk(side, _next_input, write, captured).run()
+            replace(side, capture=captured).run(_next_input, write)
 
 
 def _system_prompt(name: str, run: Path | None, given: str | None) -> str | None:

@@ -18,9 +18,9 @@ from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, export_run
 from hivetune.release.gguf import QUANTS
 from hivetune.release.prove import describe_proof, export_merged, prove_export
-from hivetune.release.registry import Release, forgotten_rows
+from hivetune.release.registry import Release, explain_release, forgotten_rows, who
 from hivetune.run.status import find_run
-from hivetune.serve.register import explain_release, register_run, who
+from hivetune.walk import register_run
 
 QUANT_HELP = f"Quantization of a GGUF file: {', '.join(QUANTS)}; default: {DEFAULT_QUANT}."
 CHECK_HELP = "Check that the exported file computes what was trained."

@@ -31,6 +31,7 @@ from hivetune.data.prepare.write import beside
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, Stopped, UsageError
 from hivetune.process.stop import take_stops
+from hivetune.release.registry import who
 
 SHOWN_PLACES = 20  # a screen
 SHOWN_REFUSED = 5  # the table `refused` of hive.db has all
@@ -271,8 +272,6 @@ def forget(
     ((kind, value),) = chosen
     with closing(open_database()) as database:
         if aside:
-            from hivetune.serve.register import who  # it brings llama.cpp's client, which `check` does not need
-
             kept = set_aside(database, kind, value, by=who())
             said = f"{kept:,} rows are set aside; the dashboard's page Review takes them back"
             answer({"kind": kind, "value": value, "set_aside": kept}, said)

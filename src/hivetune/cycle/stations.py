@@ -35,10 +35,10 @@ from hivetune.run import checkpoints
 from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION, RECORD, adapter_hash, read_record
 from hivetune.run.status import run_status
-from hivetune.serve.register import register_run
 from hivetune.train.open import Run, load_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
+from hivetune.walk import register_run
 
 BY = "cycle"  # who moved an alias, in its history
 # Before the window ends: work that leaves nothing unfinished ends at once, and a training saves first.

@@ -13,9 +13,8 @@ from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
 from hivetune.errors import UsageError
 from hivetune.judge.frozen import freeze_wins
-from hivetune.release.registry import promote, returns_to, rollback
+from hivetune.release.registry import promote, returns_to, rollback, who
 from hivetune.run.status import ask_to_stop
-from hivetune.serve.register import who
 
 MAX_REASON_CHARS = 500
 

@@ -28,12 +28,20 @@ from hivetune.data.snapshot import REPORT, ROWS_FILE, SPLITS, RowInfo, select_ro
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.page import comparison_body
 from hivetune.machine.telemetry import sample
-from hivetune.release.registry import Release, find, forgotten_rows, moves_of, releases, returns_to, snapshot_folder
+from hivetune.release.registry import (
+    Release,
+    explain_release,
+    find,
+    forgotten_rows,
+    moves_of,
+    releases,
+    returns_to,
+    snapshot_folder,
+)
 from hivetune.run.figures import flat_settings
 from hivetune.run.folder import EVALUATION, RECORD, SUPERVISOR_LOG, WORKER_LOG, read_record, read_resolved
 from hivetune.run.page import Chart, DrawnCurve, draw_chart, draw_intervals
 from hivetune.run.status import RunStatus
-from hivetune.serve.register import explain_release
 
 LOG_LINES, LOG_BYTES = 40, 16 << 10
 RUNS_OVER_EACH_OTHER = 6  # more lines than that are not told apart

@@ -24,8 +24,8 @@ from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.intake.interactions import change_row
 from hivetune.errors import NotThere, UsageError
+from hivetune.release.registry import who
 from hivetune.serve.capture import correct_row, rate_row
-from hivetune.serve.register import who
 
 ROWS_A_PAGE = 20
 MAX_SHOWN_CHARS = 4000

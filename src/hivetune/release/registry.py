@@ -14,6 +14,7 @@ can be deleted. A row of the table, not a folder, makes a release.
 """
 
 import difflib
+import getpass
 import itertools
 import json
 import re
@@ -438,6 +439,43 @@ def _copy(files: Mapping[str, Path], target: Path, manifest: dict[str, Any]) -> 
 
 
 # Artefacts that nothing names.
+
+
+def who() -> str:
+    """Return the user's name, for the history of aliases."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no such user in this container
+        return "unknown"
+
+
+def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
+    """Return the origin and the evidence of a release, which `hivetune releases NAME@VERSION` tells. Raises UsageError,
+    HivetuneError."""
+    release = find(database, reference)
+    stored = ("created", "run", "model", "model_sha256", "adapter_sha256")
+    document: dict[str, Any] = {
+        "release": release.label,
+        "aliases": list(release.aliases),
+        **{key: getattr(release, key) for key in stored},
+        "withdrawn": release.withdrawn or None,
+        "pruned": release.pruned,
+        "forgotten_rows": forgotten_rows(database, release.snapshot),
+        "proof": dict(release.proof),
+        "history": [
+            {key: getattr(move, key) for key in ("action", "time", "by", "reason", "forced")}
+            for move in moves_of(database, release)
+        ],
+    }
+    if release.pruned:
+        return document
+    release.check()
+    manifest = read_json(release.folder / MANIFEST)
+    return document | {
+        "folder": str(release.folder),
+        "exports": exports_in(release.folder),
+        **{key: manifest[key] for key in ("verdict", "judgement", "data", "settings", "machine", "hivetune")},
+    }
 
 
 def unused(database: sqlite3.Connection) -> list[Release]:

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,94 +41,68 @@ class Voice:
 
 @dataclass
 class Chat:
-    """The messages of a conversation in the API's form. `system` stays first through `/new`. `finish`: why the last
-    answer ended, by the API."""
+    """A conversation at a terminal or a pipe. `messages`: in the API's form, of which `system` stays first through
+    `/new`. Without `capture` nothing is stored, and nothing can be rated."""
 
     backend: Backend
     system: str | None = None
     max_tokens: int = 1024
     temperature: float = 0.0
     label: str = ""
+    capture: Capture | None = None
+    session: str = field(default_factory=lambda: f"chat-{secrets.token_hex(8)}")
     messages: list[dict[str, str]] = field(default_factory=list)
-    finish: str | None = None
+    _stored: str = ""  # id of the newest answer that is in the store
 
     def __post_init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self._stored = ""
 
-    def say(self, text: str) -> Iterator[str]:
-        """Yield the pieces of the answer to `text`. The beginning of an interrupted answer is kept."""
-        self.messages.append({"role": "user", "content": text})
-        asked, answer = list(self.messages), {"role": "assistant", "content": ""}
-        self.messages.append(answer)
+    def run(self, ask: Callable[[], str | None], write: Callable[[str], None]) -> None:
+        """Take turns until `ask`, which returns the next text, returns None or `/exit`."""
+        while (text := ask()) is not None and (command := text.strip()) != "/exit":
+            if command in _RATINGS and (self.capture is None or not self._stored):
+                write("(there is no stored answer to rate; answers are stored with --capture)\n")
+            elif command in _RATINGS and self.capture is not None:
+                self.capture.put(Feedback(self._stored, "", _RATINGS[command]))
+            elif command == "/new":
+                self.clear()
+            elif command.startswith("/"):
+                write(f"{HELP}\n")
+            elif command:
+                self._turn(text, write)
+
+    def _turn(self, text: str, write: Callable[[str], None]) -> None:
+        """Answer a text. Ctrl-C ends the answer, whose beginning is kept, and not the chat."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        before, started, answer = self.messages, time.monotonic(), {"role": "assistant", "content": ""}
+        self._stored, self.messages = "", [*asked, answer]
         pieces = self.backend.stream(asked, max_tokens=self.max_tokens, temperature=self.temperature)
-        while True:
-            try:
-                piece = next(pieces)
-            except StopIteration as end:
-                self.finish = end.value
-                return
-            answer["content"] += piece
-            yield piece
+        try:
+            while True:
+                answer["content"] += (piece := next(pieces))
+                write(piece)
+        except StopIteration as end:
+            write("\n")
+            if self.capture is not None:
+                self._stored = f"hive-{secrets.token_hex(12)}"
+                more: dict[str, Any] = {"session": self.session, "seconds": time.monotonic() - started}
+                entry = CapturedAnswer(self._stored, self.label, asked, dict(answer), end.value, **more)
+                self.capture.put(entry)
+        except KeyboardInterrupt:
+            write(" (stopped)\n")
+        except UsageError as error:  # such as a conversation that is longer than the context
+            write(f"({error.message}; /new starts a new conversation)\n")
+            self.messages = before
 
 
 def open_voice(voice: Voice, threads: int | None = None) -> AbstractContextManager[Backend]:
     """Start the model server of a voice. Raises what `open_backend` raises."""
     adapters = () if voice.adapter is None else ((voice.adapter, 1.0),)
     return open_backend(voice.model, ServerSettings(adapters=adapters, threads=threads))
-
-
-@dataclass
-class Talk:
-    """A chat at a terminal or a pipe. `ask` returns the next text, None at the end. Without `capture` nothing is
-    stored, and nothing can be rated."""
-
-    chat: Chat
-    ask: Callable[[], str | None]
-    write: Callable[[str], None]
-    capture: Capture | None = None
-    session: str = field(default_factory=lambda: f"chat-{secrets.token_hex(8)}")
-    _stored: str = ""  # id of the newest answer that is in the store
-
-    def run(self) -> None:
-        """Take turns until `ask` returns None or `/exit`. Ctrl-C ends the answer, not the chat."""
-        while (text := self.ask()) is not None and (command := text.strip()) != "/exit":
-            if command in _RATINGS:
-                self._rate(_RATINGS[command])
-            elif command == "/new":
-                self._stored = ""
-                self.chat.clear()
-            elif command.startswith("/"):
-                self.write(f"{HELP}\n")
-            elif command:
-                self._turn(text)
-
-    def _turn(self, text: str) -> None:
-        self._stored, before, started = "", list(self.chat.messages), time.monotonic()
-        try:
-            for piece in self.chat.say(text):
-                self.write(piece)
-        except KeyboardInterrupt:
-            self.write(" (stopped)\n")
-            return
-        except UsageError as error:  # such as a conversation that is longer than the context
-            self.write(f"({error.message}; /new starts a new conversation)\n")
-            self.chat.messages = before
-            return
-        self.write("\n")
-        if self.capture is not None:
-            self._stored = f"hive-{secrets.token_hex(12)}"
-            *prompt, answer = [dict(message) for message in self.chat.messages]
-            more: dict[str, Any] = {"session": self.session, "seconds": time.monotonic() - started}
-            self.capture.put(CapturedAnswer(self._stored, self.chat.label, prompt, answer, self.chat.finish, **more))
-
-    def _rate(self, rating: Rating) -> None:
-        if self.capture is None or not self._stored:
-            self.write("(there is no stored answer to rate; answers are stored with --capture)\n")
-        else:
-            self.capture.put(Feedback(self._stored, "", rating))
 
 
 def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path | None]:
