@@ -6,18 +6,14 @@ thoughts, a moved system prompt), each answer gets its own sequence.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from hivetune.data.render.answers import Answer, SpokenTemplate
 from hivetune.data.render.template import ChatTemplate, RenderError
+from hivetune.data.render.tokens import ID_BYTES, Encoded, TextEncoder, as_ids
 from hivetune.records import Example, Message, Rendered
-
-# A header between the last control token and an answer; where it is longer the whole prompt is compared.
-MAX_HEADER_TOKENS = 64
-MAX_HEADERS = 256
 
 
 class Renderer:
@@ -30,6 +26,7 @@ class Renderer:
         self, tokenizer: Tokenizer, templates: Mapping[str, str], variables: Mapping[str, Any], eos_ids: Sequence[int]
     ):
         self._tokenizer = tokenizer
+        self._encoder = TextEncoder(tokenizer)
         self.eos_ids = tuple(eos_ids)
         self.pad_id = token_id(tokenizer, variables.get("pad_token"))
         bos = token_id(tokenizer, variables.get("bos_token"))
@@ -44,7 +41,6 @@ class Renderer:
             name: SpokenTemplate(ChatTemplate(source, variables), ends, self.control_tokens)
             for name, source in templates.items()
         }
-        self._ids_of_header = lru_cache(MAX_HEADERS)(lambda header: self._encode(header).ids)
 
     def render(self, example: Example) -> tuple[Rendered, ...]:
         """Return tokens and mask of each sequence of one row. Raise RenderError(reason, hint)."""
@@ -55,7 +51,7 @@ class Renderer:
         Raise RenderError.
         """
         if len(example.messages) == 1:  # plain text has no roles, so no template
-            tokens = [*self._bos_ids, *self._encode(example.messages[0].content).ids, *self.eos_ids[:1]]
+            tokens = (*self._bos_ids, *self._ids(example.messages[0].content), *self.eos_ids[:1])
             return (self._finished(tokens, bytearray(b"\1" * len(tokens)), (0,), 1),), []
         spoken = self.template_for(example.tools)
         messages, new_ids = spoken.dialect.with_ids(spoken.dialect.spoken(example.messages))
@@ -79,7 +75,7 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Return the ids up to the header of the answer. Raise RenderError."""
-        return tuple(self._encode(self.text(messages, tools, for_answer=True)).ids)
+        return self._ids(self.text(messages, tools, for_answer=True))
 
     def text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, for_answer: bool = False
@@ -96,63 +92,53 @@ class Renderer:
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
-    def _encode(self, text: str) -> Encoding:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return as_ids(self._encoder.encode(text).ids)
 
     def _sequence(self, answers: Sequence[Answer]) -> Rendered:
         """Return the sequence of the last answer, in which all earlier ones are trained that stand in it as they were
         when they were new."""
         *earlier, last = answers
-        text = last.prompt + last.text + last.behind
-        encoding = self._encode(text)
-        tokens: list[int] = encoding.ids
-        span = self._span(encoding, text, last)
+        encoded = self._encoder.encode(last.prompt + last.text + last.behind)
+        ids, span = encoded.ids, self._span(encoded, last)
         if span is None:
             # A border within a token: Qwen3-Thinking's prompt ends with a line break and an empty thought begins with
             # one. A server sends the first, and the model writes the second.
-            encoding = self._encode(last.prompt)
-            written = self._encode(last.text).ids
-            if self.decode(written) != last.text:
+            encoded = self._encoder.encode(last.prompt)
+            written = self._encoder.encode(last.text).ids
+            if self.decode(as_ids(written)) != last.text:
                 raise RenderError("not-in-template", "the answer has no tokens of its own behind the prompt")
-            tokens, span = [*encoding.ids, *written], (len(encoding.ids), len(encoding.ids) + len(written) - 1)
+            ids, span = encoded.ids + written, (encoded.counts[-1], encoded.counts[-1] + len(written) // ID_BYTES)
         spans = {last.message: span}
         for answer in earlier:
-            if last.prompt.startswith(answer.prompt + answer.text):
-                own = self._span(encoding, last.prompt, answer)
-                if own is not None:
-                    spans[answer.message] = own
+            if last.prompt.startswith(answer.prompt + answer.text) and (own := self._span(encoded, answer)):
+                spans[answer.message] = own
+        tokens = as_ids(ids)
         mask = bytearray(len(tokens))
         for first, end in spans.values():
-            if tokens[end] not in self._end_ids:
+            if tokens[end - 1] not in self._end_ids:
                 raise RenderError("end-not-trained")
-            mask[first : end + 1] = b"\1" * (end + 1 - first)
+            mask[first:end] = b"\1" * (end - first)
         return self._finished(tokens, mask, tuple(sorted(spans)), last.message + 1)
 
-    def _span(self, encoding: Encoding, text: str, answer: Answer) -> tuple[int, int] | None:
-        """Return the first and the last token of an answer, or None if the tokens before it are not its prompt's."""
-        start, end = len(answer.prompt), len(answer.prompt) + len(answer.text)
-        first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
-        if first is None or last is None or encoding.token_to_chars(first)[0] < start:  # type: ignore[index]
-            return None
-        # A control token splits the text before any other step, so only the tokens after the last one in the prompt,
-        # mostly a header, can differ from those of the prompt by itself. Encoding is two thirds of a row's time, so the
-        # whole prompt is not encoded a second time.
-        tokens, begin = encoding.ids, first
-        while begin > 0 and tokens[begin - 1] not in self._control_ids and first - begin < MAX_HEADER_TOKENS:
-            begin -= 1
-        begin = 0 if first - begin >= MAX_HEADER_TOKENS else max(begin - 1, 0)
-        head = text[encoding.token_to_chars(begin)[0] : start]  # type: ignore[index]
-        return (first, last) if self._ids_of_header(head) == tokens[begin:first] else None
+    def _span(self, encoded: Encoded, answer: Answer) -> tuple[int, int] | None:
+        """Return the first token of an answer and the one behind it, None if those before it are not its prompt's."""
+        start = len(answer.prompt)
+        first = self._encoder.tokens_before(encoded, start)
+        end = self._encoder.tokens_before(encoded, start + len(answer.text))
+        return None if first is None or end is None or first == end else (first, end)
 
-    def _finished(self, tokens: list[int], mask: bytearray, answers: tuple[int, ...], num_messages: int) -> Rendered:
+    def _finished(
+        self, tokens: tuple[int, ...], mask: bytearray, answers: tuple[int, ...], num_messages: int
+    ) -> Rendered:
         if mask:
             mask[0] = 0
         if 1 not in mask:
             raise RenderError("no-trained-token")
-        pad = self.pad_id if self.pad_id not in self.eos_ids else None
-        if pad is not None and any(k for token, k in zip(tokens, mask, strict=True) if token == pad):
+        pads = self.pad_id in tokens and self.pad_id not in self.eos_ids  # most rows have none
+        if pads and any(k for token, k in zip(tokens, mask, strict=True) if token == self.pad_id):
             raise RenderError("control-token")
-        return Rendered(tuple(tokens), bytes(mask), num_messages, answers)
+        return Rendered(tokens, bytes(mask), num_messages, answers)
 
 
 def token_id(tokenizer: Tokenizer, token: str | None) -> int | None:
