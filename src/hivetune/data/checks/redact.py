@@ -83,7 +83,7 @@ class RuleSet:
 
     def __init__(self, rules: Sequence[Rule]):
         self.rules = tuple(rules)
-        # Most texts hold no sign of any rule, and to ask each of 130 rules takes 70 us for 500 characters. So rules with
+        # Most texts hold no sign of any rule. To ask each of 130 rules takes 70 us for 500 characters, so rules with
         # the same signs are asked together, and those of tokens by the first two characters of their markers.
         self._by_head: dict[str, list[int]] = {}
         self._by_sign: dict[Gate, dict[tuple[tuple[str, ...], str], list[int]]] = {}
