@@ -147,7 +147,8 @@ def _rules(kind: str, **more: Any) -> Iterator[Rule]:
 
 def _tokens() -> Iterator[Rule]:
     """Yield the rules of tokens that their makers gave a shape."""
-    for kind, place, group in (("tokens", "marker", 0), ("inside", "anywhere", 1)):
+    places: Sequence[tuple[str, Place, int]] = (("tokens", "marker", 0), ("inside", "anywhere", 1))
+    for kind, place, group in places:
         for name, title, keywords, regex in TABLE[kind]:
             pattern = rf"(?a)(?<![A-Za-z0-9_])(?:{regex})" if place == "marker" else f"(?a){regex}"
             markers = tuple(keywords.split())

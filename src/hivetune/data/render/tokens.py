@@ -101,26 +101,23 @@ def as_ids(encoded: bytes) -> tuple[int, ...]:
 def _splits_words(tokenizer: Tokenizer) -> bool:
     """Return whether a space behind another character always begins a piece."""
     # No letter composes with a space in NFC.
-    if tokenizer.normalizer is not None and _settings(tokenizer.normalizer)["type"] != "NFC":
+    if _settings(tokenizer.normalizer).get("type", "NFC") != "NFC":
         return False
-    splitter = _settings(tokenizer.pre_tokenizer) if tokenizer.pre_tokenizer is not None else {"type": ""}
-    splits = False
+    splitter, splits = _settings(tokenizer.pre_tokenizer), False
     for step in splitter.get("pretokenizers", [splitter]):
-        if step["type"] == "Split":
+        if step.get("type") == "Split":
             is_known = step["pattern"].get("Regex") in SPLITTERS and step["behavior"] == "Isolated"
             if not is_known or step["invert"]:
                 return False
             splits = True
-        elif step["type"] == "ByteLevel":
-            if step["add_prefix_space"]:
-                return False
-            splits = splits or step["use_regex"]
-        elif step["type"] != "Digits":
+        elif step.get("type") == "ByteLevel" and not step["add_prefix_space"]:
+            splits = splits or bool(step["use_regex"])
+        elif step.get("type") != "Digits":
             return False
     return splits
 
 
 def _settings(part: Any) -> Mapping[str, Any]:
-    """Return a part of a tokenizer as it stands in tokenizer.json."""
-    settings: Mapping[str, Any] = json.loads(part.__getstate__())
+    """Return a part of a tokenizer as it stands in tokenizer.json, empty where it has none."""
+    settings: Mapping[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
     return settings
