@@ -14,7 +14,7 @@ from hivetune.data.checks.rules import check_messages
 from hivetune.data.prepare.prepare import check
 from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
-from hivetune.data.reasons import REASONS, RowRefused
+from hivetune.data.reasons import REASONS, REWRITTEN, RowRefused
 
 
 def problems(path: Path, **settings: Any) -> list[tuple[str, str, str]]:
@@ -263,3 +263,21 @@ def test_every_reason_that_the_source_names_is_in_the_table() -> None:
     }
     assert len(named) > 50
     assert {reason for reason in named if reason[1] not in REASONS} == set()
+
+
+def test_what_formats_do_to_rows_is_one_reason_with_their_words(tmp_path: Path) -> None:
+    """Each word is shown by a sample of a format; people see its meaning, and one count."""
+    samples = Path(__file__).parent / "formats" / "samples"
+    shown = [json.loads(line) for path in samples.glob("*.expected.jsonl") for line in path.open(encoding="utf-8")]
+    words = {word for one in shown for word in one.get("changed", ())}
+    assert words <= {*REWRITTEN, *REASONS}
+    path = tmp_path / "rows.jsonl"
+    row = turns(SAY, ASK, ASK, SAY, {"role": "user", "content": "And then?"})
+    path.write_text(json.dumps(row) + "\n" + json.dumps(turns(ASK, ASK, {**SAY, "content": "The Rhine."})) + "\n")
+    document = check(DataConfig(path=str(path), near_duplicates=0)).document
+    assert document["changed"] == {"rewritten": 2}
+    assert {one["hint"].split(" were ")[0]: one["rows"] for one in document["changes"]} == {
+        "turns before the first question": 1,
+        "turns after the last answer": 1,
+        "consecutive turns of one role": 2,
+    }

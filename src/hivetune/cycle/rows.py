@@ -151,7 +151,7 @@ def choose_rows(
         if row.length <= room:
             room -= row.length
         else:
-            left_out[row.id] = "not-replayed" if row.id in known else "next-cycle"
+            left_out[row.id] = "over-budget"
     return left_out
 
 

@@ -9,11 +9,11 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hivetune.base.database import open_to_read, transaction
 from hivetune.base.disk import stored_path
@@ -57,6 +57,25 @@ class Forgotten:
     past_wins: int = 0
 
 
+class _Sought(NamedTuple):
+    """What is forgotten, and the ids of its interactions, which are known only while these are in the store."""
+
+    kind: ForgetKind
+    value: str
+    ids: Collection[str] = ()
+
+    def holds(self, source: str, session: str | None, user: str | None, identity: str | None) -> bool:
+        """Return whether a row with these facts is to be forgotten."""
+        if identity in self.ids:
+            return True
+        if self.kind == "source":
+            place = real_source(source.rpartition(":")[0] or source)
+            facts: tuple[str | None, ...] = (source, place, place.partition("#")[0])
+        else:
+            facts = {"user": (user,), "session": (session,), "row": (source, identity)}[self.kind]
+        return not _names(self.kind, self.value).isdisjoint(facts)
+
+
 def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgotten:
     """Remove every interaction of `value`, exclude it from later collections, and return the tainted snapshots. It may
     be repeated.
@@ -66,29 +85,29 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
     """
     database.execute("PRAGMA secure_delete = ON")  # overwrite, not only unlink
     with transaction(database):
-        rows = _find(database, kind, value)
-        raws = _remove_refused(database, kind, value)
-        if kind == "row" and not (rows or raws or tombstone(_REQUEST, value) in load_forgotten(database)):
-            raise UsageError(
-                f"no row has the id or source {value}",
-                hint="give one of the table interactions; see it on the dashboard",
-            )
+        rows, refused = _find(database, kind, value), _find_refused(database, kind, value)
+        if kind == "row" and not (rows or refused or tombstone(_REQUEST, value) in load_forgotten(database)):
+            hint = "give one of the table interactions; see it on the dashboard"
+            raise UsageError(f"no row has the id or source {value}", hint=hint)
         for table, column in (("interactions", "id"), ("feedback", "answer"), ("acts", "interaction")):
-            database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity, _ in rows])
-        _add_tombstones(database, kind, value, rows, raws)
-    is_forgotten, wins = _forgotten_test(kind, value, {identity for identity, _ in rows}), 0
-    unchecked = _record_taints(database, kind, value, is_forgotten)
-    for name in names_with_wins():
-        for win in wins_of(name):
-            if is_forgotten(win.source, win.session, win.user, win.interaction_id):
-                drop_win(name, win.key)
-                wins += 1
+            database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity in rows])
+        database.executemany("DELETE FROM refused WHERE id = ?", [(identity,) for identity in refused])
+        now = time.time()
+        stones = _tombstones(kind, value, rows, refused)
+        database.executemany("INSERT OR IGNORE INTO forgotten VALUES (?, ?, ?)", [(*stone, now) for stone in stones])
+    sought = _Sought(kind, value, rows.keys())
+    unchecked = _record_taints(database, sought)
+    wins = [(name, win) for name in names_with_wins() for win in wins_of(name)]
+    wins = [(name, w) for name, w in wins if sought.holds(w.source, w.session, w.user, w.interaction_id)]
+    for name, win in wins:
+        drop_win(name, win.key)
     if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # the log still holds the old pages
         raise Busy(
             "the rows are removed, but another process still reads their database pages",
             hint="run this again when no other Hivetune command reads the store",
         )
-    return Forgotten(kind, value, len(rows), len(raws), _read_taints(database, kind, value), unchecked, wins)
+    taints = tuple(_read_taints(database, kind, value))
+    return Forgotten(kind, value, len(rows), len(refused), taints, unchecked, len(wins))
 
 
 def set_aside(database: sqlite3.Connection, kind: ForgetKind, value: str, by: str) -> int:
@@ -99,113 +118,9 @@ def set_aside(database: sqlite3.Connection, kind: ForgetKind, value: str, by: st
         if not rows:
             raise UsageError(f"no stored row is of the {kind} {value}", hint="collect it first")
         now = time.time()
-        aside = {(content, by, now) for _, content in rows}
+        aside = {(content, by, now) for content in rows.values()}
         database.executemany("INSERT OR IGNORE INTO set_aside VALUES (?, ?, ?)", sorted(aside))
     return len(rows)
-
-
-_Rows = list[tuple[str, str]]  # id, content id
-_IsForgotten = Callable[[str, str | None, str | None, str | None], bool]
-# A source is a file, a database file, one of its tables (path#table) or a stream; its rows are source:position.
-_OF_SOURCE = (
-    "(source IN (:typed, :real) OR substr(source, 1, length(:typed) + 1) IN (:typed || ':', :typed || '#')"
-    " OR substr(source, 1, length(:real) + 1) IN (:real || ':', :real || '#'))"
-)
-
-
-def _find(database: sqlite3.Connection, kind: ForgetKind, value: str) -> _Rows:
-    condition = {
-        "source": _OF_SOURCE,
-        "row": "content_id IN (SELECT content_id FROM interactions WHERE id = :typed OR source = :typed)",
-    }.get(kind, f"{kind} IN (:typed, :stored)")
-    query = f"SELECT id, content_id FROM interactions WHERE {condition}"
-    return database.execute(query, _names(value)).fetchall()
-
-
-def _names(value: str) -> dict[str, str]:
-    """Return the name as it was typed, as the store keeps that of a user or session, and the real path of a file."""
-    return {"typed": value, "stored": redacted_name(value), "real": real_source(value)}
-
-
-def _remove_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) -> list[str]:
-    """Remove refused rows and return the hashes of their content. Users and sessions are searched in their text."""
-    if kind in ("user", "session"):
-        refused = database.execute("SELECT id, raw FROM refused").fetchall()
-        removed = [(identity, raw) for identity, raw in refused if value in names_in(raw)]
-    else:
-        condition = _OF_SOURCE if kind == "source" else "source = :typed"
-        removed = database.execute(f"SELECT id, raw FROM refused WHERE {condition}", _names(value)).fetchall()
-    database.executemany("DELETE FROM refused WHERE id = ?", [(identity,) for identity, _ in removed])
-    return [raw_hash(raw) for _, raw in removed]
-
-
-def _add_tombstones(
-    database: sqlite3.Connection, kind: ForgetKind, value: str, rows: _Rows, raws: Sequence[str]
-) -> None:
-    names = _names(value)
-    if kind == "row":  # by content, since another row may come to that place
-        stones = {tombstone(_REQUEST, value), *(tombstone("row", identity) for identity, _ in rows)}
-        stones |= {tombstone("content", content) for _, content in rows}
-    else:
-        stones = {tombstone(kind, names[name]) for name in ("typed", "real" if kind == "source" else "stored")}
-    if kind != "source":  # the same broken row may come from another place
-        stones |= {tombstone("raw", raw) for raw in raws}
-    now = time.time()
-    database.executemany("INSERT OR IGNORE INTO forgotten VALUES (?, ?, ?)", [(*stone, now) for stone in stones])
-
-
-def _record_taints(
-    database: sqlite3.Connection, kind: ForgetKind, value: str, is_forgotten: _IsForgotten
-) -> tuple[str, ...]:
-    """Record the tainted snapshots, since the ids exist nowhere else afterwards. Return the missing ones."""
-    unchecked = []
-    for snapshot, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
-        rows_file = stored_path(path) / ROWS_FILE
-        if not rows_file.is_file():
-            unchecked.append(str(rows_file.parent))
-            continue
-        count = _count_rows(rows_file, is_forgotten)
-        if count:
-            with transaction(database):
-                database.execute(
-                    "INSERT INTO tainted VALUES (?, ?, ?, ?, ?)"
-                    " ON CONFLICT DO UPDATE SET rows = max(rows, excluded.rows)",
-                    (snapshot, *tombstone(kind, value), count, time.time()),
-                )
-    return tuple(unchecked)
-
-
-def _count_rows(rows_file: Path, is_forgotten: _IsForgotten) -> int:
-    """Return the number of a snapshot's forgotten rows, by interaction id and by the snapshot's own columns.
-
-    Rows that were left out as duplicates count too, since their text is in the snapshot's folder.
-    """
-    snapshot = open_to_read(rows_file, finished=True)
-    with contextlib.closing(snapshot):
-        rows = snapshot.execute("SELECT source, session, user, interaction_id FROM rows")
-        count = sum(1 for row in rows if is_forgotten(*row))
-    dropped = rows_file.with_name(DROPPED_FILE)
-    if dropped.is_file():
-        with open(dropped, encoding="utf-8") as file:
-            lines = (json.loads(line) for line in file)
-            count += sum(
-                1 for e in lines if is_forgotten(*(e[k] for k in ("source", "session", "user", "interaction_id")))
-            )
-    return count
-
-
-def _forgotten_test(kind: ForgetKind, value: str, ids: Collection[str]) -> _IsForgotten:
-    """Return the test of a row's source, session, user and interaction id."""
-    sought = real_source(value)
-
-    def is_forgotten(source: str, session: str | None, user: str | None, identity: str | None) -> bool:
-        if kind == "source":
-            place = real_source(source.rpartition(":")[0] or source)
-            return identity in ids or sought in (place, place.partition("#")[0])
-        named = {"user": user, "session": session, "row": source}[kind]
-        return identity in ids or named == value
-
-    return is_forgotten
 
 
 @lru_cache(1024)
@@ -215,18 +130,94 @@ def real_source(name: str) -> str:
     return name if "://" in name else f"{os.path.realpath(file)}{mark}{table}"
 
 
-def _read_taints(database: sqlite3.Connection, kind: ForgetKind, value: str) -> tuple[Taint, ...]:
+@lru_cache(16)
+def _names(kind: ForgetKind, value: str) -> frozenset[str | None]:
+    """Return the name as it was typed, and as the store has that of a file, a user or a session."""
+    # The store's rows have file:line, path#table:rowid or stream:entry, and those of the gateway gateway:RELEASE.
+    return frozenset((value, real_source(value) if kind == "source" else redacted_name(value)))
+
+
+def _find(database: sqlite3.Connection, kind: ForgetKind, value: str) -> dict[str, str]:
+    """Return id -> content id of the interactions that are to be forgotten, and of the copies of a row."""
+    sought = _Sought(kind, value)
+    query = "SELECT id, content_id, source, session, user FROM interactions"
+    stored = {
+        identity: content
+        for identity, content, source, session, user in database.execute(query)
+        if sought.holds(source, session, user, identity)
+    }
+    if kind == "row":
+        copies = "SELECT id, content_id FROM interactions WHERE content_id = ?"
+        for content in set(stored.values()):
+            stored |= dict(database.execute(copies, (content,)))
+    return stored
+
+
+def _find_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) -> dict[str, str]:
+    """Return id -> hash of the bytes of the refused rows. These have no columns: a user or session is any word."""
+    refused = database.execute("SELECT id, source, raw FROM refused").fetchall()
+    by_name, sought = kind in ("user", "session"), _Sought(kind, value)
+    return {
+        identity: raw_hash(raw)
+        for identity, source, raw in refused
+        if (value in names_in(raw) if by_name else sought.holds(source, None, None, None))
+    }
+
+
+def _tombstones(
+    kind: ForgetKind, value: str, rows: dict[str, str], refused: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield what keeps these rows out of the store and out of preparations."""
+    if kind == "row":  # by content, since another row may come to that place
+        yield tombstone(_REQUEST, value)
+        yield from (tombstone("row", identity) for identity in rows)
+        yield from (tombstone("content", content) for content in rows.values())
+    else:
+        yield from (tombstone(kind, str(name)) for name in _names(kind, value))
+    if kind != "source":  # the same broken row may come from another place
+        yield from (tombstone("raw", raw) for raw in refused.values())
+
+
+def _record_taints(database: sqlite3.Connection, sought: _Sought) -> tuple[str, ...]:
+    """Record the tainted snapshots, since the ids exist nowhere else afterwards. Return the missing ones."""
+    unchecked = []
+    for snapshot, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
+        folder = stored_path(path)
+        if not (folder / ROWS_FILE).is_file():
+            unchecked.append(str(folder))
+        elif count := sum(sought.holds(*facts) for facts in _rows_in(folder)):
+            with transaction(database):
+                database.execute(
+                    "INSERT INTO tainted VALUES (?, ?, ?, ?, ?)"
+                    " ON CONFLICT DO UPDATE SET rows = max(rows, excluded.rows)",
+                    (snapshot, *tombstone(sought.kind, sought.value), count, time.time()),
+                )
+    return tuple(unchecked)
+
+
+def _rows_in(snapshot: Path) -> Iterator[tuple[str, str | None, str | None, str | None]]:
+    """Yield source, session, user and interaction id of a snapshot's rows, and of those that it left out as duplicates:
+    their text is in its folder.
+    """
+    facts = ("source", "session", "user", "interaction_id")
+    with contextlib.closing(open_to_read(snapshot / ROWS_FILE, finished=True)) as database:
+        yield from database.execute(f"SELECT {', '.join(facts)} FROM rows")
+    with contextlib.suppress(FileNotFoundError), open(snapshot / DROPPED_FILE, encoding="utf-8") as file:
+        for line in file:
+            source, session, user, identity = map(json.loads(line).__getitem__, facts)
+            yield source, session, user, identity
+
+
+def _read_taints(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Iterator[Taint]:
     query = (
         "SELECT snapshot, coalesce(path, ''), rows FROM tainted LEFT JOIN snapshots ON hash = snapshot"
         " WHERE kind = ? AND value = ? ORDER BY time"
     )
-    taints = []
     for snapshot, path, rows in database.execute(query, tombstone(kind, value)).fetchall():
         runs = database.execute("SELECT path FROM runs WHERE snapshot = ? ORDER BY created", (snapshot,))
         releases = database.execute(
             "SELECT name || '@' || version FROM releases WHERE snapshot = ? AND NOT pruned ORDER BY name, version",
             (snapshot,),
         )
-        folder, runs_there = str(stored_path(path)) if path else "", tuple(str(stored_path(run)) for (run,) in runs)
-        taints.append(Taint(snapshot, folder, rows, runs_there, tuple(r for (r,) in releases)))
-    return tuple(taints)
+        there = tuple(str(stored_path(run)) for (run,) in runs)
+        yield Taint(snapshot, str(stored_path(path)) if path else "", rows, there, tuple(one for (one,) in releases))

@@ -46,24 +46,16 @@ def not_utf8(byte: int, before: str) -> RowRefused:
 # (meaning, hint) of each reason. The row is broken:
 _REJECT = {
     # The bytes and the JSON
-    "bad-utf8": ("the line is not UTF-8 text", "save the file as UTF-8"),
+    "bad-utf8": ("the row, or a column of it, is not UTF-8 text", "save it as UTF-8"),
     "bad-characters": (
         "the text holds a NUL, half a character (a lone surrogate) or U+FFFD: a part of it was lost",
         "decode the source again, or delete the row",
     ),
-    "bad-json": ("the row is no JSON object, or nested too deeply", "correct the JSON of this row"),
-    "truncated-line": (
-        "the last line is incomplete: its writer died or is still writing",
-        "complete or delete the last line",
-    ),
+    "bad-json": ("the row is no whole JSON object, or nested too deeply", "correct the JSON of this row"),
     "line-too-large": ("the row is larger than 16 MiB", "split the row"),
     "broken-file": (
         "the rest of the file is unreadable: damaged compression, CSV, JSON array or Parquet",
         "restore the file",
-    ),
-    "binary-column": (
-        "a column of a table holds bytes that are no text",
-        "store it as text, or collect a view without it",
     ),
     "csv-columns": ("the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"),
     # The shape of the row
@@ -206,44 +198,19 @@ _SET_ASIDE = {
     # By a cycle's choice of rows, through data.leave_out
     "own-evidence": ("a release gave the answer, so it can't judge a release", "correct it"),
     "other-domain": ("it is of another agent or category (cycle.by)", "nothing to do"),
-    "next-cycle": (
-        "the training budget is too small for this new row; the next cycle sees it again",
-        "raise cycle.hours",
-    ),
-    "not-replayed": (
-        "the training budget is too small for this old row, which was not drawn",
-        "raise cycle.hours",
-    ),
+    "over-budget": ("the training budget is too small for this row; later cycles may draw it", "raise cycle.hours"),
 }
 # The row is used, but changed; always counted:
 _WARN = {
+    "rewritten": ("parts of the row were joined, removed or written in another form", "nothing to do"),
     "mojibake": (
         "a text has signs such as Ã© for é: UTF-8 was read as Windows-1252",
         "read the source again as UTF-8, or repair it with ftfy",
     ),
-    "merged-turns": ("consecutive turns of one role were joined with an empty line", "nothing to do"),
-    "turns-from-text": (
-        "speakers or template marks in a text were read as turns, or removed from its ends",
-        "nothing to do",
-    ),
-    "leading-answer": ("turns before the first question were removed", "nothing to do"),
-    "trailing-turns": ("turns after the last answer were removed", "add the answer, if there is one"),
-    "lone-thought": ("thoughts without an answer were removed", "nothing to do"),
-    "source-marks": ("marks of sources that the log lacks were removed", "nothing to do"),
-    "ends-before-media": ("the conversation ends before an image, file or tool that its log lacks", "nothing to do"),
-    "other-answers": ("the question has several answers: the first is learned", "keep the answer that you want"),
-    "json-answer": ("an answer that is an object was written as JSON text", "nothing to do"),
     "worse-left-out": (
         "the worse answer is unusable, or differs in less than a tenth of its words: only the better is learned",
         "see the reason behind it",
     ),
-    "other-branches": ("abandoned retries and edits were removed", "nothing to do"),
-    "program-notes": ("notes, errors and commands of a program, and internal notes, were removed", "nothing to do"),
-    "call-without-result": (
-        "the log lacks the result of a tool call: it was left empty",
-        "leave the row out if its answers repeat the results",
-    ),
-    "result-without-call": ("results of tool calls that the log lacks were removed", "nothing to do"),
     "redacted-secret": ("a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": (
         "personal data was replaced by a placeholder",
@@ -251,10 +218,6 @@ _WARN = {
     ),
     "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
     "cut-turns": ("the last turns were removed to fit max_length", "raise max_length"),
-    "stray-characters": (
-        "a byte order mark (U+FEFF) in the file was removed, or NUL in a tool's result replaced by U+FFFD",
-        "nothing to do; files were joined or pasted, or a program printed bytes",
-    ),
     "turn-by-turn": (
         "the template rewrites earlier turns: each answer is trained with the prompt of a server",
         "nothing to do; the row counts once, with the tokens of all its answers",
@@ -272,8 +235,25 @@ _BY_SEVERITY: dict[Severity, dict[str, tuple[str, str]]] = {"reject": _REJECT, "
 REASONS = {
     name: Reason(severity, *texts) for severity, reasons in _BY_SEVERITY.items() for name, texts in reasons.items()
 }
+# What reading did to a row, by the word of the format. It all counts as "rewritten": nobody has to do anything.
+REWRITTEN = {
+    "call-without-result": "the log lacks the result of a tool call, which was left empty",
+    "ends-before-media": "the conversation ends before an image, a file or a tool that its log lacks",
+    "json-answer": "an answer that is an object was written as JSON text",
+    "leading-answer": "turns before the first question were removed",
+    "lone-thought": "thoughts without an answer were removed",
+    "merged-turns": "consecutive turns of one role were joined with an empty line",
+    "other-answers": "the question has several answers: the first is learned",
+    "other-branches": "abandoned retries and edits were removed",
+    "program-notes": "notes, errors and commands of a program, and internal notes, were removed",
+    "result-without-call": "results of tool calls that the log lacks were removed",
+    "source-marks": "marks of sources that the log lacks were removed",
+    "stray-characters": "a byte order mark (U+FEFF) was removed, or NUL in a tool's result replaced by U+FFFD",
+    "trailing-turns": "turns after the last answer were removed",
+    "turns-from-text": "speakers or template marks in a text were read as turns, or removed from its ends",
+}
 # The reasons that the file of `data.leave_out` may name: ids of rows to leave out, each with its reason (docs/data.md).
-LEAVE_OUT = ("own-evidence", "next-cycle", "not-replayed", "other-domain")
+LEAVE_OUT = ("own-evidence", "other-domain", "over-budget")
 
 
 def write_leave_out(path: Path, named: Mapping[str, str]) -> None:

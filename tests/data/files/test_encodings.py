@@ -112,7 +112,7 @@ def test_byte_order_marks_anywhere(tmp_path: Path) -> None:
     clean = tmp_path / "clean.jsonl"
     report = check(DataConfig(path=str(path), near_duplicates=0), clean=clean)
     assert report.usable == 3
-    assert report.document["changed"] == {"stray-characters": 2}
+    assert report.document["changed"] == {"rewritten": 2}
 
 
 @given(st.text(max_size=300), st.sampled_from(list(WIDE)), st.integers(1, 7))

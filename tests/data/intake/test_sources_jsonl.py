@@ -312,7 +312,7 @@ def test_a_torn_last_line_of_a_rotated_log_is_refused_when_it_is_silent(log: Pat
     assert total(str(log)) == (1, 0, 0, 0)
     os.utime(log.with_name("chat.jsonl.1"), (1, 1))
     assert total(str(log)) == (0, 0, 1, 0)
-    assert query("SELECT source, reason FROM refused") == [(f"{log}.1:2", "truncated-line")]
+    assert query("SELECT source, reason FROM refused") == [(f"{log}.1:2", "bad-json")]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

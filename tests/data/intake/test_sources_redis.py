@@ -63,7 +63,7 @@ def test_an_entry_of_two_conversations_is_two_rows(
         ({"data": b"{oops"}, None, "bad-json"),
         ({"data": b"[1]"}, None, "bad-json"),
         ({"other": b"{}"}, "row", "bad-json"),
-        ({"prompt": b"\xff"}, None, "binary-column"),
+        ({"prompt": b"\xff"}, None, "bad-utf8"),
     ],
 )
 def test_an_entry_that_holds_no_row(fields: dict[str, bytes], field: str | None, reason: str) -> None:

@@ -125,7 +125,7 @@ def test_rows_that_cannot_be_read_are_kept_aside(app: sqlite3.Connection, tmp_pa
     add(app, 2)
     assert total(url(tmp_path)) == (2, 0, 2, 0)
     places = [f"{tmp_path / 'app.db'}#chats:{number}" for number in (2, 3)]
-    assert query("SELECT source, reason FROM refused") == [(place, "binary-column") for place in places]
+    assert query("SELECT source, reason FROM refused") == [(place, "bad-utf8") for place in places]
 
 
 def test_rows_without_a_cursor_value_are_said(app: sqlite3.Connection, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_named_rows_are_set_aside_and_all_others_stay(
     path = write_rows(rows(60))
     whole = {row.id: row for row in prepare(config(path), chatml).pool()}
     named = {identity: LEAVE_OUT[n % len(LEAVE_OUT)] for n, identity in enumerate(sorted(whole)[:20])}
-    write_leave_out(tmp_path / "left.jsonl", named | {"of another day": "not-replayed"})
+    write_leave_out(tmp_path / "left.jsonl", named | {"of another day": "over-budget"})
     snapshot = prepare(config(path, tmp_path / "left.jsonl"), chatml)
     assert {row.id: row.split for row in snapshot.pool()} == {
         identity: row.split for identity, row in whole.items() if identity not in named
@@ -51,7 +51,7 @@ def test_another_choice_is_another_snapshot_and_the_same_one_is_found(
     path = write_rows(rows(30))
     identity = next(iter(prepare(config(path), chatml).pool())).id
     for name in ("one", "other"):
-        write_leave_out(tmp_path / name, {identity: "not-replayed"})
+        write_leave_out(tmp_path / name, {identity: "over-budget"})
     one, other = (prepare(config(path, tmp_path / name), chatml) for name in ("one", "other"))
     assert one.folder == other.folder
     write_leave_out(tmp_path / "none", {})

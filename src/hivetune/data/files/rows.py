@@ -54,24 +54,20 @@ def _records(source: Source) -> Iterator[RawRow]:
     if source.kind == "jsonl" and not source.turns:
         yield from _json_lines(source)
         return
-    for number, record in _placed(source):
-        place = source.place(number)
+    if source.parts:
+        rows = slack.rows(_lines_of_days(source.parts), slack.user_names(source.users))
+    elif joins_rows(source.kind) and not source.turns:
+        rows = rows_of_file(source.kind, source.path, _text_lines(source))
+    else:
+        mapped = turn_table(dict(source.turns)) if source.turns else None
+        rows = _joined_rows(_single(source), source.name, mapped)
+    for number, record in rows:
         if isinstance(record, RowRefused):
-            yield RawRow(place, b"", record)
+            yield RawRow(source.place(number), b"", record)
             continue
         text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False, default=str)
         payload = text.encode("utf-8", "surrogatepass")
-        yield RawRow(place, payload, _too_large(len(payload)), file=source)
-
-
-def _placed(source: Source) -> Iterator[PlacedRow]:
-    if source.parts:
-        yield from slack.rows(_lines_of_days(source.parts), slack.user_names(source.users))
-    elif joins_rows(source.kind) and not source.turns:
-        yield from rows_of_file(source.kind, source.path, _text_lines(source))
-    else:
-        mapped = turn_table(dict(source.turns)) if source.turns else None
-        yield from _joined_rows(_single(source), source.name, mapped)
+        yield RawRow(source.place(number), payload, _too_large(len(payload)), file=source)
 
 
 def _lines_of_days(days: Sequence[Source]) -> Iterator[tuple[int, str]]:
@@ -186,28 +182,13 @@ def byte_lines(blocks: Iterable[bytes]) -> Iterator[_Line]:
 
 
 def _json_lines(source: Source) -> Iterator[RawRow]:
-    for number, data, size, ended in byte_lines(read_blocks(source)):
+    for number, data, size, _ in byte_lines(read_blocks(source)):
         place = f"{source.name}:{number}"
         line = data.removeprefix(codecs.BOM_UTF8).strip() if number == 1 else data.strip()
         if size > MAX_ROW_BYTES:
             yield RawRow(place, b"", _too_large(size))
         elif line:
-            yield RawRow(place, line, None if ended else _truncated(line), file=source)
-
-
-def _truncated(line: bytes) -> RowRefused | None:
-    """Return the refusal of an incomplete last line, which has no line break. `parse_row` reports other problems."""
-    try:
-        json.loads(line)
-    except UnicodeDecodeError as error:
-        return RowRefused("truncated-line") if error.reason == "unexpected end of data" else None
-    except json.JSONDecodeError as error:
-        # A decoder stops up to 6 characters before the end, at a cut true, false or \u00e9.
-        at_end = error.pos >= len(error.doc) or (error.pos >= len(error.doc) - 6 and error.doc[-1:] not in "}]")
-        return RowRefused("truncated-line") if at_end or error.msg.startswith("Unterminated") else None
-    except (ValueError, RecursionError):  # as of an integer with more digits than Python reads
-        return None
-    return None
+            yield RawRow(place, line, file=source)
 
 
 def _text_lines(source: Source) -> Iterator[tuple[int, str]]:
@@ -311,7 +292,7 @@ def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
     """
     text = _whole_text(source)
     begin = _begin_of_list(text)
-    at, line, counted = begin, 1, 0
+    at, line, counted = _behind_space(text, begin), 1, 0
 
     def refused(problem: str) -> DataRefused:
         return DataRefused(
@@ -319,27 +300,20 @@ def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
             hint="correct the file, or write one JSON object a line: a broken line is then refused alone",
         )
 
-    while True:
-        at = _behind_space(text, at)
+    while not (text.startswith("]", at) if begin else at == len(text)):
         line, counted = line + text.count("\n", counted, at), at
-        if text.startswith("]", at) if begin else at == len(text):
-            break
         try:
             _, end = _scan(text, at)
-        except json.JSONDecodeError as error:
-            raise refused(error.msg) from None
-        except (ValueError, RecursionError) as error:  # as of an integer with more digits than Python reads
+        except (ValueError, RecursionError) as error:  # also of an integer with more digits than Python reads
             raise refused(str(error)) from None
         yield line, text[at:end]
-        at = end
-        if begin:
-            at = _behind_space(text, end)
-            if text[at : at + 1] not in (",", "]"):
-                line += text.count("\n", counted, at)
-                raise refused("a comma or ] must follow a row")
-            at += text[at] == ","
-    rest, is_array = text[at + 1 :].strip(), text.lstrip().startswith("[")
-    if begin and not (rest == "" if is_array else _has_no_rows(f'{{"": 0{rest}')):
+        at = _behind_space(text, end)
+        if begin and text[at : at + 1] not in (",", "]"):
+            raise refused("a comma or ] must follow a row")
+        if begin and text[at] == ",":
+            at = _behind_space(text, at + 1)
+    rest = text[at + 1 :].strip()
+    if begin and not (rest == "" if text.lstrip().startswith("[") else _has_no_rows(f'{{"": 0{rest}')):
         raise refused("what stands behind the list of rows was not read")
 
 

@@ -193,7 +193,7 @@ class FileReader(Reader):
                             is_waiting = True
                             self.waiting.append(f"{path}:{number + 1}")
                             break
-                        refused = RowRefused("truncated-line")
+                        refused = RowRefused("bad-json", "its writer died in it: complete or delete the line")
                     if text:
                         deliveries += _deliveries(path, f"{path}:{number + 1}", text, refused, rows_of_text)
                     offset, number = offset + line.size + line.ended, number + line.ended

@@ -18,7 +18,7 @@ from hivetune.data.columns import plain_name
 from hivetune.data.pieces.format import NOT_HELD, Conversation, PlacedRow, Tools
 from hivetune.data.pieces.turns import conversation_of, read_messages, read_system, read_tools, read_turn
 from hivetune.data.pieces.values import Row, listed
-from hivetune.data.reasons import REASONS, RowRefused
+from hivetune.data.reasons import REWRITTEN, RowRefused
 from hivetune.records import Message
 
 SESSION, ASSISTANT = "hivetune_session", "hivetune_assistant"  # the program, and who answers as the user says
@@ -201,7 +201,7 @@ def read_session(row: Row) -> Conversation:
             changed["call-without-result"] = None
         messages.append(message)
     # A file of others may have such a field too: only reasons are believed.
-    left_out = (reason for reason in listed(row.get("left_out")) if isinstance(reason, str) and reason in REASONS)
+    left_out = (reason for reason in listed(row.get("left_out")) if isinstance(reason, str) and reason in REWRITTEN)
     return ordered_conversation(name, messages, read_tools(row.get("tools")), (*left_out, *cut, *changed))
 
 

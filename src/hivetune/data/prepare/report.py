@@ -17,7 +17,7 @@ from hivetune.data.mapping import near_column
 from hivetune.data.pieces.values import Row
 from hivetune.data.prepare.decide import Decisions
 from hivetune.data.prepare.work import DUPLICATES, NO_VALUE, USABLE, Work
-from hivetune.data.reasons import REASONS
+from hivetune.data.reasons import REASONS, REWRITTEN
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
 
@@ -161,13 +161,20 @@ def _changes(work: Work) -> tuple[dict[str, int], list[dict[str, Any]]]:
     query = f"SELECT source, changed, notes FROM rows WHERE changed IS NOT NULL AND {USABLE} ORDER BY n"
     for source, changed, notes in work.all(query):
         details = dict(json.loads(notes or "[]"))
-        for reason in changed.split(","):
-            hint = details.get(reason) or f"{REASONS[reason].meaning}; {REASONS[reason].hint}"
-            first.setdefault((reason, hint), source)
-            rows[reason, hint] += 1
-            counts[reason] += 1
+        found = dict.fromkeys(_change(word, details.get(word)) for word in changed.split(","))
+        for kind in found:
+            first.setdefault(kind, source)
+        rows.update(found.keys())
+        counts.update({reason for reason, _ in found})
     kinds = sorted(first, key=lambda kind: REDACTED.index(kind[0]) if kind[0] in REDACTED else len(REDACTED))
     return dict(sorted(counts.items())), _places((first[kind], *kind, rows[kind]) for kind in kinds)
+
+
+def _change(word: str, detail: str | None) -> tuple[str, str]:
+    """Return the reason of a change, and what to tell of it: what the format did, or what was found in the row."""
+    if word in REWRITTEN:
+        return "rewritten", REWRITTEN[word]
+    return word, detail or f"{REASONS[word].meaning}; {REASONS[word].hint}"
 
 
 def _places(kinds: Iterable[tuple[str, str, str, int]]) -> list[dict[str, Any]]:
