@@ -14,7 +14,7 @@ import httpx2
 from hivetune.serve.api import Gateway
 from hivetune.serve.capture import Capture
 from hivetune.serve.guard import Door, Guard
-from hivetune.serve.route import Deployment, Routes, ServedRelease, Wanted
+from hivetune.serve.route import Deployment, Routes, Wanted
 from hivetune.serve.run import own_hosts
 from hivetune.serve.servers import Keeper, LiveBackend
 from hivetune.serve.watch import Watch
@@ -120,8 +120,7 @@ class Stage:
         asyncio.run(asyncio.wait_for(run(), 60))
 
     def open(self) -> None:
-        served = tuple(ServedRelease(label, Path("x")) for label in self.labels)
-        deployment = Deployment("m", "0" * 64, served)
+        deployment = Deployment("m", "0" * 64, dict.fromkeys(self.labels, Path("x")))
         self.live = LiveBackend(deployment, FakeBackend(), self.slots, lambda: None, **self.live_settings)  # type: ignore[arg-type]
         self.live.client = httpx2.AsyncClient(
             transport=httpx2.MockTransport(self._upstream), base_url="http://localhost"

@@ -13,14 +13,14 @@ import pytest
 from serve.stage import FakeBackend, played
 
 from hivetune.errors import HivetuneError, MachineNotFit
-from hivetune.serve.route import Deployment, ServedRelease, Wanted
+from hivetune.serve.route import Deployment, Wanted
 from hivetune.serve.servers import Keeper, LiveBackend
 
 
 def deployment(*versions: int, model: str = "m", before: int | None = None) -> Deployment:
     """Return a deployment of these versions. `before`: the one that is loaded with them and is not required."""
-    served = tuple(ServedRelease(f"a@{version}", Path("x")) for version in versions)
-    return Deployment(model, "0" * 64, served, frozenset(release.label for release in served) - {f"a@{before}"})
+    served = {f"a@{version}": Path("x") for version in versions}
+    return Deployment(model, "0" * 64, served, frozenset(served) - {f"a@{before}"})
 
 
 def wants(champion: int, *versions: int, before: int | None = None) -> Wanted:

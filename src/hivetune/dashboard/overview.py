@@ -76,7 +76,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         loops = [_loop(database, name) for name in loop_names()]
         tainted = {release.label: forgotten_rows(database, release.snapshot) for release in registered}
     champions = tuple(release for release in registered if "champion" in release.aliases)
-    holder = lock_holder(gateway_folder())
+    holder, loaded = lock_holder(gateway_folder()), loaded_labels()
     names = shortest_names([status.run for status in runs])
     # A cycle continues its own runs without a person.
     mine = [status for status in runs if not status.run.is_relative_to(home() / "cycles")]
@@ -91,7 +91,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         recent=tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
         champions=champions,
         gateway_pid=holder.pid if holder else None,
-        served=tuple(release.label for release in champions if release.label in (loaded_labels(release.name) or ())),
+        served=tuple(release.label for release in champions if release.label in loaded),
         loops=tuple(loops),
         interactions=interactions,
         needs=tuple(needs),

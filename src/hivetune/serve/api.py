@@ -65,13 +65,14 @@ class Counts:
 
 @dataclass
 class Gateway:
-    """The state that all requests share. Without `capture` nothing is stored. `failed` is called when a bug has ended
-    the keeper: nothing is loaded from then on, so the server must end."""
+    """The state that all requests share. Without `capture` nothing is stored. `stop` ends the server, and `failure` is
+    why: a bug that has ended the keeper, so nothing would be loaded from then on."""
 
     keeper: Keeper
     watch: Watch
     capture: Capture | None = None
-    failed: Callable[[BaseException], None] = lambda error: None
+    stop: Callable[[], None] = lambda: None
+    failure: Exception | None = None
     counts: Counts = field(default_factory=Counts)
     _open: Counter[str] = field(default_factory=Counter)
 
@@ -100,7 +101,8 @@ class Gateway:
             try:
                 await self.keeper.run()
             except Exception as error:  # noqa: BLE001 (it is raised again when the server has ended)
-                self.failed(error)
+                self.failure = error
+                self.stop()
 
         keeping = asyncio.create_task(keep())
         try:

@@ -20,7 +20,7 @@ from hivetune.release.gguf import base_gguf
 from hivetune.release.registry import Release, find, releases, snapshot_folder
 from hivetune.run.status import find_run
 from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, Rating
-from hivetune.serve.route import load_release
+from hivetune.serve.route import adapter_of
 from hivetune.train.open import load_run
 
 HELP = (
@@ -115,7 +115,7 @@ def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path |
     release = None if path.is_dir() else _release(name)
     if release is not None:
         base = base_gguf(release.model, release.model_sha256, quant, progress)
-        return Voice(release.label, base, load_release(release).adapter), None
+        return Voice(release.label, base, adapter_of(release)), None
     run = find_run(name, ", release or GGUF file")
     return Voice(run.name, export_run(run, "gguf", quant=quant, progress=progress).path), run
 

@@ -26,36 +26,22 @@ class Withdrawn(UsageError):
 
 
 @dataclass(frozen=True)
-class ServedRelease:
-    """A release that can be loaded: its label NAME@VERSION and its adapter as a GGUF file."""
-
-    label: str
-    adapter: Path
-
-
-@dataclass(frozen=True)
 class Deployment:
-    """The content of a model server: a base, by name and hash of its prepared folder, and its adapters by number.
-
-    `required`: labels without which a server is not right. The release before the champion is loaded with them, and is
-    no reason to start another server: so a rollback restarts nothing.
-    """
+    """The content of a model server: a base, by name and hash of its prepared folder, and its adapters in order: label
+    NAME@VERSION -> GGUF file. `required`: labels without which a server is not right."""
 
     model: str
     model_sha256: str
-    served: tuple[ServedRelease, ...]
+    served: Mapping[str, Path]
+    # The release before the champion is loaded, and is no reason to start another server: so a rollback restarts
+    # nothing.
     required: frozenset[str] = frozenset()
     device: str = ""  # as in ServerSettings
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return tuple(release.label for release in self.served)
-
     def holds(self, wanted: "Deployment") -> bool:
-        """Return whether a server with this content is right for what is wanted."""
+        """Return whether a server with this content is right for what is wanted: it may hold more."""
         same = (self.model, self.model_sha256, self.device) == (wanted.model, wanted.model_sha256, wanted.device)
-        needed = {release for release in wanted.served if release.label in wanted.required}
-        return same and needed <= set(self.served)
+        return same and all(self.served.get(label) == wanted.served[label] for label in wanted.required)
 
 
 @dataclass(frozen=True)
@@ -89,7 +75,7 @@ class Wanted:
 
     @property
     def labels(self) -> frozenset[str]:
-        return frozenset(self.deployment.labels if self.deployment else ())
+        return frozenset(self.deployment.served if self.deployment else ())
 
     @property
     def problems(self) -> list[str]:
@@ -111,7 +97,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
             hint = f"serve {bare}, and ask for the model {name}"
             raise UsageError(f"{name}: the gateway serves names with all their versions", hint=hint)
         find(database, name)
-    found, base, served = Wanted(), ("", ""), list[ServedRelease]()
+    found, base, served = Wanted(), ("", ""), dict[str, Path]()
     for name, version in sorted(desired(database).items()):
         all_releases = releases(database, name)
         champion = next(release for release in all_releases if release.version == version)
@@ -127,7 +113,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
                 found.refused[label] = (Withdrawn, reason)
             elif _LOADED_ALIASES & set(release.aliases) and not release.pruned:
                 try:
-                    served.append(load_release(release, base))
+                    served[label] = adapter_of(release, base)
                 except HivetuneError as error:
                     refused = (label, name) if release == champion else (label,)
                     found.refused.update(dict.fromkeys(refused, (MachineNotFit, f"can't be served: {error.message}")))
@@ -147,18 +133,17 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
             found.candidates[name] = usable["candidate"]
     if not served:
         return found
-    in_order = tuple(sorted(served, key=lambda release: release.label))
     required = frozenset({*found.champions.values(), *found.candidates.values()})
-    return replace(found, deployment=Deployment(*base, in_order, required))
+    return replace(found, deployment=Deployment(*base, dict(sorted(served.items())), required))
 
 
-def load_release(release: Release, base: tuple[str, str] | None = None) -> ServedRelease:
+def adapter_of(release: Release, base: tuple[str, str] | None = None) -> Path:
     """Return the release's adapter as GGUF. Its files are hashed again only when one changed. Raises HivetuneError when
     it is damaged, UsageError when it has none or stands on another base than `base`, by name and hash."""
     if base not in (None, (release.model, release.model_sha256)):
         raise UsageError(f"it stands on {release.model}; a gateway serves one base: hivetune serve {release.name}")
     release.check()
-    return ServedRelease(release.label, gguf_adapter(release))
+    return gguf_adapter(release)
 
 
 @dataclass(frozen=True)
@@ -241,7 +226,7 @@ class Routes:
             raise MachineNotFit(f"{model or 'the model'} is not loaded{problems and ': '}{problems}", hint=hint)
 
 
-# ---- what the gateway has loaded, as it writes it for the dashboard and the cycle; the file counts while it runs
+# ---- what the gateway has loaded, which it writes for the dashboard; the file counts only while it runs
 
 _FILE = "loaded.json"
 
@@ -251,19 +236,17 @@ def gateway_folder() -> Path:
     return home() / "gateway"
 
 
-def write_loaded(names: Sequence[str], labels: Collection[str]) -> None:
-    """Write the models that can be requested now, of `names` or of every name. While the disk can't be written the old
-    list stays, and its readers wait."""
+def write_loaded(labels: Collection[str]) -> None:
+    """Write the releases that can be requested now. While the disk can't be written the old list stays."""
     with contextlib.suppress(OSError):
-        write_json(gateway_folder() / _FILE, {"schema": 1, "names": list(names), "loaded": sorted(labels)})
+        write_json(gateway_folder() / _FILE, {"schema": 1, "loaded": sorted(labels)})
 
 
-def loaded_labels(name: str) -> frozenset[str] | None:
-    """Return the labels that the running gateway has loaded, or None while no gateway serves this name."""
+def loaded_labels() -> frozenset[str]:
+    """Return the labels that the running gateway has loaded; none while it has not told, or none runs."""
     if lock_holder(gateway_folder()) is None:
-        return None
+        return frozenset()
     try:
-        loaded = read_json(gateway_folder() / _FILE)
-        return None if loaded["names"] and name not in loaded["names"] else frozenset(loaded["loaded"])
-    except (OSError, ValueError, KeyError, TypeError):  # it has not told yet
+        return frozenset(read_json(gateway_folder() / _FILE)["loaded"])
+    except (OSError, ValueError, KeyError, TypeError):
         return frozenset()

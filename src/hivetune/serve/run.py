@@ -88,21 +88,13 @@ def run_gateway(
         # Many systems begin with 1,024 open files, and a thousand silent connections once kept every client out.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, MAX_FILES), most))
-        tell = partial(write_loaded, settings.names)
-        tell(())
+        write_loaded(())
         port = listening.getsockname()[1]
         watch = Watch(_roll_back, open_database)
         watch.load()
-        start = partial(start_live, settings)
-        keeper = Keeper(Registry(settings, watch).read, start, settings.canary, tell=tell)
-        servers: list[uvicorn.Server] = []
-        failures: list[BaseException] = []
-
-        def end(failure: BaseException) -> None:
-            failures.append(failure)
-            servers[0].should_exit = True
-
-        gateway = Gateway(keeper, watch, Capture() if settings.capture else None, failed=end)
+        registry = Registry(settings, watch)
+        keeper = Keeper(registry.read, partial(start_live, settings), settings.canary, tell=write_loaded)
+        gateway = Gateway(keeper, watch, Capture() if settings.capture else None)
         config = uvicorn.Config(
             guarded(gateway, settings, port, add),
             log_level="warning",
@@ -113,11 +105,12 @@ def run_gateway(
             server_header=False,
             proxy_headers=False,  # the guard checks what the client sent, not what a header says it sent
         )
+        server = uvicorn.Server(config)
+        gateway.stop = partial(setattr, server, "should_exit", True)
         on_ready(f"http://{_bracketed(settings.host)}:{port}")
-        servers.append(uvicorn.Server(config))
-        servers[0].run([listening])
-        if failures:
-            raise failures[0]
+        server.run([listening])
+        if gateway.failure is not None:
+            raise gateway.failure
 
 
 def guarded(
@@ -152,7 +145,7 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
     """
     base = base_gguf(deployment.model, deployment.model_sha256, settings.quant)
     server = ServerSettings(
-        adapters=tuple((served.adapter, 0.0) for served in deployment.served),
+        adapters=tuple((adapter, 0.0) for adapter in deployment.served.values()),
         slots=settings.slots,
         context_tokens=settings.context_tokens,
         threads=settings.threads,
@@ -169,7 +162,7 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
         backend.complete([{"role": "user", "content": "Hello"}], max_tokens=1)
         properties = backend.request("/props")
         with closing(open_database()) as database:
-            for number, label in enumerate(deployment.labels):
+            for number, label in enumerate(deployment.served):
                 proof = find(database, label).proof.get("export", {})
                 check_recorded(backend, proof, settings.quant, number, label)
         return LiveBackend(

@@ -82,7 +82,7 @@ class LiveBackend:
     ) -> AsyncIterator[Ticket]:
         """Wait for a slot and hold it, for the adapter of `label`, or for the base alone. `long`: its prompt takes
         seconds. Raises BackendRetired."""
-        if self.retired or label not in (BASE, *self.deployment.labels):
+        if self.retired or label not in (BASE, *self.deployment.served):
             raise BackendRetired
         ticket = Ticket(label, session, time.monotonic(), client, long)
         start = self._starts[ticket] = asyncio.get_running_loop().create_future()
@@ -113,7 +113,7 @@ class LiveBackend:
     def pinned(self, ticket: Ticket) -> Mapping[str, Any]:
         """Return the fields that pin a request to its slot and adapter."""
         # The scale of every adapter is named: an empty list would mean the server's own scales, not the base.
-        labels = enumerate(self.deployment.labels)
+        labels = enumerate(self.deployment.served)
         scales = [{"id": number, "scale": float(name == ticket.key)} for number, name in labels]
         # A slot's prompt cache serves the client alone that filled it: its timing would tell others what that client
         # asked (CVE-2025-46570 of vLLM).
@@ -300,7 +300,7 @@ class Keeper:
         """Route to what is held. While a champion is loading, the one before answers."""
         wanted, held, before = self.wanted, self.held, self.routes.champions
         answering = wanted.labels | set(before.values())  # until the new ones are loaded
-        labels = answering & set(held.labels) if held is not None else frozenset[str]()
+        labels = answering & set(held.served) if held is not None else frozenset[str]()
         if labels != self.routes.labels:
             self.tell(labels)
         champions = {name: label if label in labels else before.get(name) for name, label in wanted.champions.items()}
