@@ -75,7 +75,7 @@ def test_an_nvidia_card_gets_one_that_it_and_its_driver_can_run(
     wanted: tuple[str, str],
 ) -> None:
     card = {"architecture": capability, "driver": driver}
-    monkeypatch.setattr("hivetune.machine.nvidia.read_nvidia", lambda: [card])
+    monkeypatch.setattr("hivetune.machine.drivers.read_nvidia", lambda: [card])
     setup.install_for_nvidia()
     assert installed == [wanted]
 

@@ -110,8 +110,8 @@ def install_for_amd(architectures: list[str]) -> None:
 
 def install_for_nvidia() -> None:
     """pip's own build is for CUDA 13, which needs a card from Turing on and driver 580; else an older build."""
+    from hivetune.machine.drivers import read_nvidia
     from hivetune.machine.facts import in_range
-    from hivetune.machine.nvidia import read_nvidia
 
     cards = [
         {"vendor": "nvidia", "capability": card["architecture"], "driver": card["driver"]} for card in read_nvidia()

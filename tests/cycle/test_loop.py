@@ -16,6 +16,8 @@ from hivetune.base.journal import read_journal
 from hivetune.cycle.record import cycles_of
 from hivetune.release.registry import releases
 
+pytestmark = pytest.mark.slow
+
 TEAM, OTHERS, POISONED = 270, 130, 60
 DOMAIN = f"{NAME}-billing-team"
 TOLERANCE = 0.02  # of the gate, in nats per token
@@ -36,7 +38,6 @@ def harm(run: Path) -> float:
     return sum(row["tuned"] - row["base"] for row in clean) / sum(row["tokens"] for row in clean)
 
 
-@pytest.mark.slow
 def test_a_cycle_its_domain_and_a_poisoned_night(own_home: Path, tmp_path: Path) -> None:
     """Nothing is lost or done twice, every row is accounted for, no promotion is harmful, and what declares the domain
     is answered by it."""

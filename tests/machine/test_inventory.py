@@ -1,4 +1,4 @@
-"""The machine as the kernel shows it: limits of cgroups, AMD cards from sysfs, fingerprints, profiles, known cards."""
+"""The machine as the kernel shows it: limits of cgroups, fingerprints, profiles, known cards."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from hivetune.base.kernel import usable_cores
 from hivetune.errors import UsageError
 from hivetune.machine.cards import known_card, similar_card
-from hivetune.machine.inventory import Card, Machine, read_amd_cards, read_machine
+from hivetune.machine.inventory import Card, Machine, read_machine
 from hivetune.machine.profile import Profile, profile_path, read_profile, write_profile
 
 GIB = 1 << 30
@@ -78,38 +78,6 @@ def test_the_quota_of_every_cgroup_above_counts(
     """systemd's CPUQuota is of the service's own cgroup, which was never read."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     assert usable_cores(a_tree(tmp_path, {"proc/self/cgroup": cgroup, **files})) == cores
-
-
-@pytest.mark.parametrize(
-    ("version", "architecture"), [(120001, "gfx1201"), (90006, "gfx906"), (90010, "gfx90a"), (110000, "gfx1100")]
-)
-def test_an_amd_card_is_read_from_sysfs(tmp_path: Path, version: int, architecture: str) -> None:
-    slot = a_tree(
-        tmp_path / "sys/devices/pci0000:00/0000:03:00.0",
-        {
-            "vendor": "0x1002\n",
-            "device": "0x7551\n",
-            "revision": "0xc0\n",
-            "mem_info_vram_total": f"{32 * GIB}\n",
-            "mem_info_vram_used": f"{2 * GIB}\n",
-        },
-    )
-    nodes = "sys/class/kfd/kfd/topology/nodes"
-    root = a_tree(
-        tmp_path,
-        {
-            "sys/class/drm/card0/device/vendor": "0x8086\n",
-            "sys/class/drm/card1/name": "",
-            "sys/module/amdgpu/version": "6.14.14\n",
-            f"{nodes}/0/properties": "cpu_cores_count 8\ngfx_target_version 0\n",
-            f"{nodes}/1/properties": f"gfx_target_version {version}\nlocation_id 768\ndomain 0\n",
-        },
-    )
-    (root / "sys/class/drm/card1/device").symlink_to(slot)
-    expected = Card("rocm", 0, "AMD GPU 7551", 32 * GIB, 30 * GIB, "6.14.14", architecture, "0000:03:00.0")
-    assert read_amd_cards(root) == [expected]
-    a_tree(root, {"usr/share/libdrm/amdgpu.ids": "1.0.0\n7551,\tC0,\tAMD Radeon AI PRO R9700\n"})
-    assert read_amd_cards(root) == [replace(expected, name="AMD Radeon AI PRO R9700")]
 
 
 def test_cards_are_found_by_the_names_people_type_and_by_chip_and_memory() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from machines import Fake, Gpu, seen
 
 from hivetune.machine.findings import advised_variables, as_shell, judge_machine
-from hivetune.machine.report import Redaction, facts_as_text, findings_as_text, report_document
+from hivetune.machine.report import facts_as_text, findings_as_text, redacted, report_document
 
 GPU = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 DEVICE = "sys/devices/0000:03:00.0"
@@ -22,7 +22,7 @@ PATHS = (
     *("etc/os-release", "opt/rocm-7/.info/version", "opt/rocm/.info/version"),
     *("sys/class/kfd/kfd/topology/nodes/1/properties", f"{DEVICE}/mem_info_vram_total", f"{DEVICE}/product_name"),
     "sys/fs/cgroup/cpu.max",
-    *("site/torch/version.py", "usr/share/libdrm/amdgpu.ids", "sys/module/amdgpu/version"),
+    *("site/torch/version.py", "sys/module/amdgpu/version"),
 )
 LINES = st.sampled_from(
     [
@@ -81,8 +81,7 @@ def test_the_look_of_this_machine_is_one_document_with_what_was_seen() -> None:
 
 
 def test_names_of_people_and_machines_are_taken_out_and_nothing_else() -> None:
-    redaction = Redaction("alice", "box7.example.org", ["/home/alice", "/data/alice"])
     text = "/home/alice/x /data/alice alice@box7.example.org box7 malice box77 /srv/alice/models"
-    assert redaction.text(text) == "~/x ~ USER@HOST HOST malice box77 /srv/USER/models"
-    assert redaction.document({"alice": ["alice", 1]}) == {"alice": ["USER", 1]}
-    assert Redaction("root", "localhost", ["/"]).text("root@localhost:/x") == "root@localhost:/x"
+    said = redacted({"alice": [text, 1]}, "alice", "box7.example.org")
+    assert said == {"alice": ["/home/USER/x /data/USER USER@HOST HOST malice box77 /srv/USER/models", 1]}
+    assert redacted("root@localhost:/x", "root", "localhost") == "root@localhost:/x"

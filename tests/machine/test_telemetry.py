@@ -1,44 +1,14 @@
-"""Sensors of a made-up machine, and the kernel's words about a death."""
+"""The use of the machine, and the kernel's words about a death."""
 
 import os
 from pathlib import Path
 
-from hivetune.machine.telemetry import KernelLog, any_hot, oom_kills, process_tree, read_amd, sample
+from hivetune.machine.telemetry import KernelLog, oom_kills, process_tree, sample
 
 
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-def card(root: Path, junction: int) -> None:
-    device = root / "sys/class/drm/card1/device"
-    write(device / "mem_info_vram_total", "34208743424\n")
-    write(device / "mem_info_vram_used", "1073741824\n")
-    write(device / "gpu_busy_percent", "97\n")
-    write(device / "hwmon/hwmon3/temp1_input", "61000\n")
-    write(device / "hwmon/hwmon3/temp2_input", f"{junction}\n")
-    write(device / "hwmon/hwmon3/temp2_crit", "110000\n")
-    write(device / "hwmon/hwmon3/power1_average", "287000000\n")
-
-
-def test_an_amd_card_tells_its_junction_not_its_edge(tmp_path: Path) -> None:
-    card(tmp_path, 88_000)
-    assert read_amd(tmp_path) == [
-        {
-            "memory_bytes": 34208743424,
-            "used_bytes": 1073741824,
-            "busy_percent": 97,
-            "temperature_c": 88.0,
-            "hot": False,
-            "watts": 287.0,
-        }
-    ]
-
-
-def test_a_card_at_its_limit_is_hot(tmp_path: Path) -> None:
-    card(tmp_path, 108_500)
-    assert any_hot(read_amd(tmp_path))
 
 
 def test_a_sample_of_this_process(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from hivetune.cli.output import explain
 from hivetune.errors import DoesNotFit, HivetuneError
 from hivetune.release.export import Source, export
 
+pytestmark = pytest.mark.slow
+
 LARGE = type(shutil.disk_usage("/"))(1 << 40, 0, 1 << 40)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("to", "room_bytes"), [("adapter", 8 << 10), ("gguf", 60 << 10)])
 def test_a_disk_that_fills_while_it_exports(
     to: str, room_bytes: int, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,8 @@ from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.gguf_header import read_header
 from hivetune.release.export import Source, export
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def source(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
@@ -27,7 +29,6 @@ def source(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     return made
 
 
-@pytest.mark.slow
 def test_a_file_of_four_bits_is_made_from_sixteen_and_served(source: Source, tmp_path: Path) -> None:
     exported = export(source, tmp_path / "export", "gguf", quant="Q4_0")
     assert sorted(path.name for path in exported.folder.iterdir()) == [

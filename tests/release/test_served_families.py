@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import families
 import served
 
+pytestmark = pytest.mark.slow
+
 # The small models of this year and the oldest shapes: no two are converted alike.
 TWELVE = (
     *("qwen3_5_text", "gemma4_text", "seed_oss", "smollm3", "granite", "lfm2", "olmo2", "gpt_oss"),
@@ -51,14 +53,12 @@ def check(kind: str) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*TWELVE, "granitemoe", "qwen3_moe", "olmoe"])
 def test_a_family_is_served_as_it_is_trained(kind: str, warm: None) -> None:
     row = check(kind)
     assert all(EFFECT[0] <= row[key] <= EFFECT[1] for key in ("effect", "lora_effect")), row
 
 
-@pytest.mark.slow
 def test_gemma_4_without_a_cap_of_its_logits_is_served_without_one(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp caps them at 30 where the file says nothing: 0.94 of the adapter's effect arrived."""
     monkeypatch.setitem(served.OWN, "gemma4_text", {"final_logit_softcapping": None})

@@ -297,6 +297,7 @@ def thinks_and_calls(path: str, body: dict[str, Any]) -> httpx2.Response:
     return pieces(*texts, {"tool_calls": [begin]}, {"tool_calls": [rest]}, finish="tool_calls", usage=USAGE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_official_clients_read_thoughts_texts_and_calls(stream: bool) -> None:
     async def scene(stage: Stage) -> None:
@@ -343,7 +344,7 @@ def test_the_official_clients_read_thoughts_texts_and_calls(stream: bool) -> Non
 
 
 def clients(stage: Stage) -> tuple[Any, Any, Any]:
-    import anthropic  # here: the three take 2 s of the processor, which only these tests need
+    import anthropic  # here: the three take 2 s of the processor
     import ollama
     import openai
 
@@ -360,6 +361,7 @@ def broken(path: str, body: dict[str, Any]) -> httpx2.Response:
     return httpx2.Response(200, content=b'data: {"choices": [{"delta": {"content": "ok"}}]}\n\ndata: {"error": {}}\n\n')
 
 
+@pytest.mark.slow
 def test_a_stream_that_breaks_off_says_so() -> None:
     import anthropic
     import ollama

@@ -4,6 +4,7 @@ Standard library only, because set-up reads it before anything is installed.
 """
 
 import os
+import platform
 from pathlib import Path
 
 _ROOT = Path("/")
@@ -21,6 +22,11 @@ def whole_number(path: Path) -> int | None:
     """Return the number in a file of the kernel, or None; from 2^60 on it means "no limit"."""
     text = system_text(path)
     return int(text) if text.lstrip("-").isdecimal() and int(text) < 1 << 60 else None
+
+
+def kernel_release(root: Path = _ROOT) -> str:
+    """Return the version of the kernel."""
+    return system_text(root / "proc/sys/kernel/osrelease") or platform.release()
 
 
 def memory_sizes(root: Path = _ROOT) -> dict[str, int]:

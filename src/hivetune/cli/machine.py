@@ -23,7 +23,7 @@ from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.findings import Judgement, advised_variables, as_shell, judge_machine, worst_first
 from hivetune.machine.look import look
-from hivetune.machine.report import facts_as_text, findings_as_text, of_this_account, report_document
+from hivetune.machine.report import facts_as_text, findings_as_text, redacted, report_document
 from hivetune.machine.selftest import failed_devices
 from hivetune.models.prepared import find_prepared, kind_of, read_prepared
 from hivetune.release.gguf import FETCH_NAME, SERVED_QUANT, fetch_converter, find_converter
@@ -196,8 +196,7 @@ def doctor(
     if not judgement.fit:
         worst = judgement.findings[0]
         error = MachineNotFit(f"cannot train here: {worst.title}", hint=worst.fix)
-    redaction = of_this_account()
-    answer(redaction.document(report_document(found, judgement)), redaction.text(shown), error=error)
+    answer(redacted(report_document(found, judgement)), redacted(shown), error=error)
 
 
 def demo() -> None:

@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -19,19 +19,17 @@ from typing import Any, Literal
 import psutil
 
 from hivetune.base.disk import home
-from hivetune.base.kernel import cgroups, kfd_architectures, memory_sizes, system_text, usable_cores, whole_number
+from hivetune.base.kernel import cgroups, memory_sizes, system_text, usable_cores, whole_number
 from hivetune.base.typed import to_plain
+from hivetune.machine.drivers import read_amd, read_nvidia
 from hivetune.machine.facts import chip_has
-from hivetune.machine.nvidia import read_nvidia
 
 CardKind = Literal["cpu", "cuda", "rocm"]
 # The instruction sets that decide the speed of a GEMM, slowest first.
 ISA = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
 # A worker without a card gets a quarter of the cores (config: workers).
 WORKERS_PER_MACHINE = 4
-AMD_VENDOR = "0x1002"
 SMALL_CARD_BYTES = 2 << 30  # graphics in a processor have less
-PAGE_BYTES = 4096  # on the processors with such chips
 
 
 @dataclass(frozen=True)
@@ -118,11 +116,6 @@ def cpu_workers(cores: int, threads: int | None = None) -> int:
     return max(1, cores // (threads or max(1, cores // WORKERS_PER_MACHINE)))
 
 
-def kernel_release(root: Path = Path("/")) -> str:
-    """Return the version of the kernel."""
-    return system_text(root / "proc/sys/kernel/osrelease") or platform.release()
-
-
 def disk_free_bytes(folder: Path) -> int:
     """Return the free space for this user where `folder` is or would be made."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
@@ -130,7 +123,12 @@ def disk_free_bytes(folder: Path) -> int:
 
 def read_cards(root: Path = Path("/"), nvidia: Callable[[], Sequence[Card]] | None = None) -> list[Card]:
     """Return all cards, also those in the processor. `nvidia` as in `read_machine`."""
-    return [*(nvidia or _read_nvidia_cards)(), *read_amd_cards(root)]
+    of_nvidia = nvidia() if nvidia else [_card("cuda", told) for told in read_nvidia()]
+    return [*of_nvidia, *(_card("rocm", told) for told in read_amd(root))]
+
+
+def _card(kind: CardKind, told: Mapping[str, Any]) -> Card:
+    return Card(kind, **{each.name: told[each.name] for each in fields(Card) if each.name in told})
 
 
 def without_integrated(cards: Sequence[Card]) -> tuple[Card, ...]:
@@ -142,62 +140,6 @@ def is_integrated(card: Card) -> bool:
     """Return whether a card is a part of the processor, by its architecture, else by its memory."""
     known = card.kind == "rocm" and chip_has(card.architecture, "integrated")
     return bool(known) or 0 < card.memory_bytes < SMALL_CARD_BYTES
-
-
-def read_amd_cards(root: Path = Path("/")) -> list[Card]:
-    """Return AMD's GPUs from sysfs, which works with every driver and without ROCm, in torch's order."""
-    architectures = kfd_architectures(root)
-    order = list(architectures)
-    driver = system_text(root / "sys/module/amdgpu/version") or f"kernel {kernel_release(root)}"
-    cards: list[Card] = []
-    devices = [path for path in (root / "sys/class/drm").glob("card*/device") if path.parent.name[4:].isdecimal()]
-    for device in sorted(devices, key=lambda path: int(path.parent.name[4:])):
-        total = whole_number(device / "mem_info_vram_total")
-        if system_text(device / "vendor") != AMD_VENDOR or not total:
-            continue
-        used = whole_number(device / "mem_info_vram_used") or 0
-        slot = device.resolve().name
-        architecture = architectures.get(slot, "")
-        shared = _shared_memory(root, device, architecture)
-        if shared > total:
-            total, used = shared, max(0, shared - memory_sizes(root).get("MemAvailable", shared))
-        number = order.index(slot) if slot in order else len(cards)
-        name = system_text(device / "product_name") or _marketing_name(root, device)
-        cards.append(Card("rocm", number, name, total, total - used, driver, architecture, slot))
-    return sorted(cards, key=lambda card: card.index)
-
-
-def _shared_memory(root: Path, device: Path, architecture: str) -> int:
-    """Return the memory that a chip with unified memory may use, 0 for other cards.
-
-    It is the driver's table (GTT), limited by the kernel's pages_limit (ttm), by default half of the memory. The memory
-    that the firmware reserves can be 0.5 GB of 128 (ROCm/legacy-rocm-build#5595, unslothai/unsloth#7960).
-    """
-    if not chip_has(architecture, "unified"):
-        return 0
-    table = whole_number(device / "mem_info_gtt_total") or 0
-    pages = whole_number(root / "sys/module/ttm/parameters/pages_limit")
-    return min(table, pages * PAGE_BYTES) if pages else table
-
-
-def _marketing_name(root: Path, device: Path) -> str:
-    """Return the name of a consumer card from libdrm's list of PCI ids, where it is installed."""
-    chip, revision = (system_text(device / name).removeprefix("0x").upper() for name in ("device", "revision"))
-    for line in system_text(root / "usr/share/libdrm/amdgpu.ids").splitlines():
-        fields = [part.strip() for part in line.split(",", 2)]
-        if len(fields) == 3 and fields[:2] == [chip, revision.zfill(2)]:
-            return fields[2]
-    return f"AMD GPU {chip}"
-
-
-def _read_nvidia_cards() -> list[Card]:
-    cards = []
-    for index, card in enumerate(read_nvidia()):
-        total, free = card["memory_bytes"], card["free_bytes"]
-        if not total:  # the card uses the machine's memory, and reports none of its own (DGX Spark)
-            total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
-        cards.append(Card("cuda", index, card["name"], total, free, card["driver"], card["architecture"]))
-    return cards
 
 
 def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:

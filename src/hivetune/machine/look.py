@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import home
-from hivetune.base.kernel import memory_sizes, system_text
+from hivetune.base.kernel import kernel_release, memory_sizes, system_text
 from hivetune.machine.facts import choose_install
-from hivetune.machine.inventory import Card, Machine, kernel_release, read_cards, read_machine, without_integrated
+from hivetune.machine.inventory import Card, Machine, read_cards, read_machine, without_integrated
 
 # Shown, since their versions decide what works.
 PACKAGES = (

@@ -1,12 +1,10 @@
-"""The doctor's report as text and as JSON, without the names of user, host and home."""
+"""The doctor's report as text and as JSON, without the names of user and host."""
 
 import os
 import platform
 import pwd
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from hivetune.base.units import size
@@ -15,38 +13,22 @@ from hivetune.machine.inventory import describe_machine
 from hivetune.machine.look import Look, SeenCard
 from hivetune.process.sandbox import landlock_version, protection
 
-# Accounts that name no person.
-NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", ""})
+# Accounts that name no person, and a host that names no machine.
+NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", "localhost", ""})
 
 
-class Redaction:
-    """The removal of personal names from texts: the account, the machine's name, and the home folder."""
-
-    def __init__(self, user: str, host: str, homes: Sequence[str]):
-        names = [(home, "~") for home in sorted(set(homes), key=len, reverse=True) if len(home) > 1]
-        names += [(name, "USER") for name in (user,) if name not in NOBODYS]
-        names += [(name, "HOST") for name in (host, host.partition(".")[0]) if name not in ("", "localhost")]
-        self._patterns = [(re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w-])"), mask) for word, mask in names]
-
-    def text(self, text: str) -> str:
-        for pattern, mask in self._patterns:
-            text = pattern.sub(mask, text)
-        return text
-
-    def document(self, value: Any) -> Any:
-        """Return a document of plain values with every text redacted."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, dict):
-            return {key: self.document(inner) for key, inner in value.items()}
-        return [self.document(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def of_this_account() -> Redaction:
-    """Return the redaction for the user of this process, from the account and the environment."""
-    account = pwd.getpwuid(os.getuid())
-    homes = [account.pw_dir, os.environ.get("HOME", ""), str(Path.home())]
-    return Redaction(account.pw_name, platform.node(), [home.rstrip("/") for home in homes])
+def redacted(value: Any, user: str | None = None, host: str | None = None) -> Any:
+    """Return plain values without the names of user and host, by default of this account and machine."""
+    user, host = pwd.getpwuid(os.getuid()).pw_name if user is None else user, platform.node() if host is None else host
+    if isinstance(value, dict):
+        return {key: redacted(inner, user, host) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(inner, user, host) for inner in value]
+    if isinstance(value, str):
+        names = {host: "HOST", host.partition(".")[0]: "HOST", user: "USER"}
+        for name in sorted(names.keys() - NOBODYS, key=len, reverse=True):  # a host before its first part
+            value = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", names[name], value)
+    return value
 
 
 def report_document(look: Look, judgement: Judgement) -> dict[str, Any]:

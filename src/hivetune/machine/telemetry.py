@@ -15,13 +15,11 @@ from typing import Any
 
 import psutil
 
-from hivetune.base.kernel import system_text, whole_number
-from hivetune.machine.nvidia import read_nvidia
+from hivetune.base.kernel import system_text
+from hivetune.machine.drivers import read_amd, read_nvidia
 
-# The values of an NVIDIA card that change during a run.
+# The values of a card that change during a run, and what its memory is.
 SENSORS = ("memory_bytes", "used_bytes", "temperature_c", "watts", "busy_percent", "hot")
-# A card is hot from so many degrees below its own limit.
-NEAR_LIMIT_C = 3.0
 
 
 def sample(pid: int | None, folder: Path, root: Path = Path("/")) -> dict[str, Any]:
@@ -34,9 +32,8 @@ def sample(pid: int | None, folder: Path, root: Path = Path("/")) -> dict[str, A
     }
     if pid is not None:
         measured |= process_tree(pid)
-    nvidia = [{name: card[name] for name in SENSORS if name in card} for card in read_nvidia()]
-    if cards := [*read_amd(root), *nvidia]:
-        measured["cards"] = cards
+    if cards := [*read_amd(root), *read_nvidia()]:
+        measured["cards"] = [{name: card[name] for name in SENSORS if name in card} for card in cards]
     return measured
 
 
@@ -53,34 +50,6 @@ def process_tree(pid: int) -> dict[str, Any]:
             resident += each.memory_info().rss
             cpu_s += sum(each.cpu_times()[:2])  # user and system
     return {"resident_bytes": resident, "cpu_s": round(cpu_s, 2)}
-
-
-def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
-    """Return memory, temperature, watts and load of AMD's cards from sysfs, which works without ROCm."""
-    cards = []
-    for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device")):
-        card: dict[str, Any] = {
-            "memory_bytes": whole_number(device / "mem_info_vram_total"),
-            "used_bytes": whole_number(device / "mem_info_vram_used"),
-            "busy_percent": whole_number(device / "gpu_busy_percent"),
-        }
-        for sensors in sorted((device / "hwmon").glob("hwmon*")):
-            card |= _heat(sensors)
-            microwatts = whole_number(sensors / "power1_average") or whole_number(sensors / "power1_input")
-            card["watts"] = None if microwatts is None else microwatts / 1e6
-        if card["memory_bytes"] is not None:
-            cards.append({name: value for name, value in card.items() if value is not None})
-    return cards
-
-
-def _heat(sensors: Path) -> dict[str, Any]:
-    """Return degrees Celsius and whether they are near the card's limit, nothing without a sensor."""
-    for number in (2, 1):  # temp2 is the junction, which decides throttling; older cards only have temp1, the edge
-        degrees, limit = (whole_number(sensors / f"temp{number}_{name}") for name in ("input", "crit"))
-        if degrees is not None:
-            hot = limit is not None and degrees / 1000 >= limit / 1000 - NEAR_LIMIT_C
-            return {"temperature_c": degrees / 1000, "hot": hot}
-    return {}
 
 
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tiny_run import make_run, supervise
 
+pytestmark = pytest.mark.slow
+
 WORKER = str(Path(__file__).with_name("faulty_worker.py"))
 
 
@@ -24,7 +26,6 @@ def run_with(folder: Path, fault: str) -> tuple[list[dict[str, Any]], list[dict[
     return events, metrics
 
 
-@pytest.mark.slow
 def test_checkpoints_since_the_last_good_canary_are_set_aside(tmp_path: Path) -> None:
     events, _ = run_with(tmp_path, "canary")
     (failure,) = [entry for entry in events if entry["event"] == "failure"]
@@ -37,7 +38,6 @@ def test_checkpoints_since_the_last_good_canary_are_set_aside(tmp_path: Path) ->
     assert [entry["status"] for entry in ends] == ["failed", "done"]
 
 
-@pytest.mark.slow
 def test_a_spike_is_rolled_back_and_its_window_left_out(tmp_path: Path) -> None:
     events, metrics = run_with(tmp_path, "diverge")
     assert [entry["status"] for entry in events if entry["event"] == "ended"] == ["done"]  # without a restart

@@ -12,6 +12,8 @@ from tiny_run import KILL, NAN, make_run, supervise
 from hivetune.errors import DataRefused, RecoveryExhausted
 from hivetune.train.plan.steps import read_plan
 
+pytestmark = pytest.mark.slow
+
 
 def poison(num_rows: int, num_nan: int, num_kill: int, seed: int = 3) -> dict[int, int]:
     rows = random.Random(seed).sample(range(num_rows), num_nan + num_kill)
@@ -39,7 +41,6 @@ def check_run(folder: Path, num_rows: int, poisoned: dict[int, int], most_restar
     assert all(bool(tensor.isfinite().all()) for tensor in adapter.values())
 
 
-@pytest.mark.slow
 def test_nan_rows_and_a_killing_row_in_one_run(tmp_path: Path) -> None:
     check_run(tmp_path, 240, poison(240, 6, 1), most_restarts=2)
 
@@ -49,7 +50,6 @@ def test_two_hundred_nan_rows_and_three_that_kill_in_ten_thousand(tmp_path: Path
     check_run(tmp_path, 10_000, poison(10_000, 200, 3), most_restarts=6)
 
 
-@pytest.mark.slow
 def test_a_run_in_chunks_saves_after_each(tmp_path: Path) -> None:
     """A row that kills costs its chunk nothing else; every chunk ends with a checkpoint."""
     config = make_run(tmp_path, 96, {40: KILL}, epochs=2, supervise={"hang_floor_s": 60}, chunk_rows=32)
@@ -62,7 +62,6 @@ def test_a_run_in_chunks_saves_after_each(tmp_path: Path) -> None:
     assert saved >= set(plan.chunk_ends)
 
 
-@pytest.mark.slow
 def test_a_run_of_bad_rows_alone_is_no_success(tmp_path: Path) -> None:
     """One row a step: each is quarantined, and a run that trained nothing says so."""
     config = make_run(tmp_path, 3, dict.fromkeys(range(3), NAN), batch_size=1)
@@ -71,7 +70,6 @@ def test_a_run_of_bad_rows_alone_is_no_success(tmp_path: Path) -> None:
     assert not (tmp_path / "run/adapter_model.safetensors").exists()
 
 
-@pytest.mark.slow
 def test_too_many_bad_rows_are_the_arithmetic_and_not_the_data(tmp_path: Path) -> None:
     """Half of the rows are not finite: the run does not shrink in silence to the other half."""
     config = make_run(tmp_path, 64, dict.fromkeys(range(32), NAN), batch_size=8, supervise={"attempts": 1})

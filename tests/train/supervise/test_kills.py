@@ -16,6 +16,8 @@ from tiny_run import make_run
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import TENSORS
 
+pytestmark = pytest.mark.slow
+
 # Each life must be able to save something: an interval well below what a killer leaves it.
 SETTINGS = {"supervise": {"checkpoint_every_s": 0.1, "attempts": 20}, "batch_size": 4}
 SUPERVISOR = """
@@ -114,7 +116,6 @@ def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int
     }
 
 
-@pytest.mark.slow
 def test_eight_kills_change_nothing(tmp_path: Path) -> None:
     check(tmp_path, 4_000, workers=6, supervisors=2, seed=1, timeout_s=300)
 

@@ -27,6 +27,8 @@ from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import supervise_run
 
+pytestmark = pytest.mark.slow
+
 WORKER = str(Path(__file__).with_name("goal_worker.py"))
 # When it happens, as shares of the way.
 NAN_AT, KILL_AT, HIPBLASLT_AT = 0.25, 0.5, 0.75
@@ -36,7 +38,6 @@ MOST_HOURS, MOST_LOSS = 2.0, 3.0
 AGAIN = "One more time, in your own order of words: {}"
 
 
-@pytest.mark.slow
 def test_a_tiny_model_and_two_hundred_rows(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,8 @@ from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
 from hivetune.train.supervise.attempt import rank_devices
 
+pytestmark = pytest.mark.slow
+
 # Several packs a step although the rows are tiny.
 SETTINGS: dict[str, Any] = {"batch_size": 8, "lora": {"r": 4, "dropout": 0.1}, "choices": {"pack_tokens": 16}}
 
@@ -113,7 +115,6 @@ def trained(
     return [(folder / "same/run" / name).read_bytes().replace(bytes(folder), b"") for name in RESULTS]
 
 
-@pytest.mark.slow
 def test_ranks_that_are_killed_and_stopped_change_nothing(tmp_path: Path) -> None:
     """Each time all start again from the newest checkpoint."""
     rows, supervision = 480, {"supervise": {"checkpoint_every_s": 0.2, "hang_floor_s": 2}}
@@ -125,13 +126,11 @@ def test_ranks_that_are_killed_and_stopped_change_nothing(tmp_path: Path) -> Non
     assert not any("ranks/1/task.json" in " ".join(process.cmdline()) for process in psutil.Process().children(True))
 
 
-@pytest.mark.slow
 def test_one_to_four_ranks_give_the_same_bits(tmp_path: Path) -> None:
     alone, *others = (trained(tmp_path / str(workers), 80, workers, chunk_rows=40) for workers in (1, 2, 3, 4))
     assert all(other == alone for other in others)
 
 
-@pytest.mark.slow
 def test_a_row_that_kills_another_rank_is_found(tmp_path: Path) -> None:
     """It is in the share of rank 1, whose end is taken for the run's own."""
     config = make_run(tmp_path, 24, {5: KILL}, workers=2, supervise={"checkpoint_every_s": 0.1}, **SETTINGS)
