@@ -132,7 +132,6 @@ class Metric:
 class Advice:
     """A change for the next run, with the measurement behind it. `rows`: the places that show it."""
 
-    about: str
     said: str
     rows: tuple[str, ...] = ()
 

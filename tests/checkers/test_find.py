@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serve.fake_server import Reply, fake_server, stream
+from serve.fake_server import Reply, chat_reply, fake_server
 
 from hivetune.checkers.find import CHECKERS, Checking, answer_succeeds, find_checker, row_checker
 from hivetune.errors import UsageError
@@ -123,7 +123,7 @@ def test_a_judge_is_asked_whether_the_answer_meets_the_reference() -> None:
 
     def reply(body: dict[str, Any]) -> Reply:
         asked.append(body["messages"][1]["content"])
-        return stream("<think>The same town.</think>" + ("Yes." if "in Graz" in asked[-1] else "No, it is not."))
+        return chat_reply("<think>The same town.</think>" + ("Yes." if "in Graz" in asked[-1] else "No, it is not."))
 
     with fake_server(reply) as server:
         checker = {"name": "judge", "model": f"{server.url}#m"}

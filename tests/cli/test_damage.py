@@ -44,8 +44,8 @@ def make_home(home: Path) -> Path:
     write_json(folder / "model/hivetune.json", {"schema": 1, "name": "none", "kind": "folder", "source": "none"})
     write_manifest(folder / "model")
     write_record(run, record(folder, config))
-    base, tuned = SideAnswers("base", "base", {}, {}), SideAnswers("run", "run", {}, {})
-    evaluation = comparison_document([], base, tuned, [], {"model": str(folder / "model")})
+    base, tuned = SideAnswers("base", "base"), SideAnswers("run", "run")
+    evaluation = comparison_document([], [base, tuned], [], {"model": str(folder / "model")})
     write_json(run / "eval.json", {**evaluation, "adapter_sha256": sha256_file(run / "adapter_model.safetensors")})
     with open_database(home / "hive.db") as database:
         database.execute("INSERT INTO runs VALUES (?, 'mine', 5.0, 'h')", (str(run),))

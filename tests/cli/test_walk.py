@@ -25,7 +25,7 @@ from unittest import mock
 import pytest
 from command import hivetune
 from gguf_families import write_model
-from serve.fake_server import fake_server, stream
+from serve.fake_server import chat_reply, fake_server
 
 from hivetune import walk
 from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest
@@ -153,7 +153,7 @@ def test_a_verdict_is_judged_again_without_measuring(place: Workplace, evaluatio
     assert evaluation["problems"] == [] and len(evaluation["answers"]) == 6
     assert all(isinstance(row[side], float) for row in evaluation["rows"] for side in ("base", "tuned"))
     assert evaluation["answered_by"].endswith(", q8_0")
-    assert all(evaluation[side]["cold_start_s"] and evaluation[side]["first_token_p95_s"] for side in ("base", "tuned"))
+    assert all(evaluation[side]["latency_p95_s"] for side in ("base", "tuned"))
     code, harder = place.document("eval", str(place.run), "--set", "gate.loss_gain=50")
     assert (code, harder["verdict"], harder["gate"]["loss_gain"]) == (6, "iterate", 50)
     assert harder["answers"] == evaluation["answers"] and harder["rows"] == evaluation["rows"]
@@ -280,7 +280,7 @@ def test_sides_of_every_kind_are_compared(place: Workplace, evaluation: dict[str
         assert losses == pytest.approx([row[side] for row in evaluation["rows"]], rel=1e-4)
     assert compared["not_compared"] == {} and len(compared["answers"]) == 6
     exported = place.document("export", run, "--to", "gguf", "--quant", "f32", "--no-check")[1]["path"]
-    with fake_server(lambda body: stream("It is 1.", tokens=9)) as server:
+    with fake_server(lambda body: chat_reply("It is 1.", tokens=9)) as server:
         side = f"{server.url}#m"
         code, against = place.document("compare", exported, side, "--run", run)
         assert code == 0 and "loss" in against["not_compared"] and len(against["answers"]) == 6, against

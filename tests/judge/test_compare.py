@@ -8,10 +8,10 @@ import pytest
 
 from hivetune.config import EvalConfig, GateConfig
 from hivetune.judge import evaluate
-from hivetune.judge.answers import PromptAnswer
 from hivetune.judge.evaluate import SideAnswers, comparison_document, times_decide
 from hivetune.judge.rows import Prompt
 from hivetune.judge.verdict import judge
+from hivetune.llama.ask import Answer
 
 CHECKER = {"name": "contains_any", "any": ["yes"]}
 
@@ -22,13 +22,10 @@ def prompt(number: int, **changes: Any) -> Prompt:
     return Prompt(**{**fields, **asked, "category": None, "said": f"question {number}", "reference": "yes", **changes})
 
 
-def side(label: str, texts: list[str | None], seconds: float, **costs: float) -> SideAnswers:
-    answers = {
-        prompt(number).key: PromptAnswer(text, True, 3, seconds if number < 10 else None, seconds / 2)
-        for number, text in enumerate(texts)
-        if text is not None
-    }
-    return SideAnswers(label, "release", answers, costs)
+def side(label: str, texts: list[str | None], seconds: float, peak_memory_bytes: int | None = None) -> SideAnswers:
+    answers = {prompt(n).key: Answer(text, True, 9.0, 3, 3) for n, text in enumerate(texts) if text is not None}
+    times = {prompt(number).key: seconds for number in range(min(10, len(texts)))}
+    return SideAnswers(label, "release", answers, times, peak_memory_bytes)
 
 
 def metrics(document: dict[str, Any]) -> dict[str, Any]:
@@ -40,8 +37,7 @@ def test_success_and_times_are_paired_by_row() -> None:
     prompts = [prompt(number) for number in range(20)]
     document = comparison_document(
         prompts,
-        side("a@1", ["no"] * 10 + ["yes"] * 10, 2.0, peak_memory_bytes=1e9),
-        side("a@2", ["yes"] * 20, 1.0, peak_memory_bytes=2e9),
+        [side("a@1", ["no"] * 10 + ["yes"] * 10, 2.0, 10**9), side("a@2", ["yes"] * 20, 1.0, 2 * 10**9)],
         "no loss here",
         {},
     )
@@ -49,15 +45,14 @@ def test_success_and_times_are_paired_by_row() -> None:
     assert (found["success"].base, found["success"].tuned, found["success"].n) == (0.5, 1.0, 20)
     assert (found["latency_s"].base, found["latency_s"].tuned, found["latency_s"].n) == (2.0, 1.0, 10)
     assert found["peak_memory_bytes"].gain == -1.0
-    assert document["tuned"]["latency_p95_s"] == 1.0 and document["tuned"]["first_token_p50_s"] == 0.5
+    assert document["tuned"]["latency_p95_s"] == 1.0
     assert document["not_compared"] == {"loss": "no loss here"} and document["problems"] == []
 
 
 def test_an_answer_that_is_missing_is_a_problem_and_no_failure() -> None:
     document = comparison_document(
         [prompt(number) for number in range(6)],
-        side("a", ["yes"] * 5 + [None], 1.0),
-        side("b", ["yes"] * 6, 1.0),
+        [side("a", ["yes"] * 5 + [None], 1.0), side("b", ["yes"] * 6, 1.0)],
         "none",
         {},
     )
@@ -67,7 +62,7 @@ def test_an_answer_that_is_missing_is_a_problem_and_no_failure() -> None:
 
 def test_a_broken_checker_of_a_row_is_listed() -> None:
     broken = prompt(0, checker={"name": "contains_all"})
-    document = comparison_document([broken], side("a", ["yes"], 1.0), side("b", ["yes"], 1.0), "none", {})
+    document = comparison_document([broken], [side("a", ["yes"], 1.0), side("b", ["yes"], 1.0)], "none", {})
     assert len(document["problems"]) == 2 and "needs 'all'" in document["problems"][0]["problem"]
     assert document["answers"][0]["base"]["success"] is None
 
@@ -89,7 +84,7 @@ def test_the_base_of_a_run_answers_the_rows_of_a_file(
     answered = [side(name, ["yes"], 1.0) for name in ("base", "x")]
     monkeypatch.setattr(evaluate, "find_artefact", find)
     monkeypatch.setattr(evaluate, "_answer", lambda *arguments: answered)
-    document = evaluate.compare_pair("base", "x", EvalConfig(), run=run, rows=[str(tmp_path / "rows.jsonl")]).document
+    document = evaluate.compare_pair("base", "x", EvalConfig(), run=run, rows=[str(tmp_path / "rows.jsonl")])
     assert asked == [("base", run), ("x", run)]
     assert document["rows_from"] == str(tmp_path / "rows.jsonl") and document["snapshot"] is None
     assert "rows that are given as a file" in document["not_compared"]["loss"]
@@ -102,10 +97,10 @@ def test_the_key_of_a_prompt_is_all_that_is_asked() -> None:
 
 
 def test_times_that_straddle_their_limit_are_taken_again() -> None:
-    def times(factors: list[float]) -> list[dict[str, tuple[float, float | None]]]:
+    def times(factors: list[float]) -> list[dict[str, float]]:
         return [
-            {f"p{i}": (1.0, None) for i in range(len(factors))},
-            {f"p{i}": (f, None) for i, f in enumerate(factors)},
+            {f"p{i}": 1.0 for i in range(len(factors))},
+            {f"p{i}": f for i, f in enumerate(factors)},
         ]
 
     groups = {f"p{i}": f"g{i}" for i in range(20)}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,8 @@ from typing import Any
 import pytest
 
 from hivetune.config import EvalConfig
-from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
-from hivetune.judge import answers as answers_module
-from hivetune.judge import artefacts
+from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit, UsageError
+from hivetune.judge import answers, artefacts
 from hivetune.judge.answers import (
     ANSWERS,
     StoredAnswers,
@@ -20,13 +20,15 @@ from hivetune.judge.answers import (
     minutes_text,
     note_rate,
     stored_answers,
-    stored_side,
     time_in_turns,
 )
 from hivetune.judge.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
 from hivetune.judge.evaluate import TIMED_PROMPTS, timed_prompts
 from hivetune.judge.rows import Prompt, prompts_of_rows
+from hivetune.llama import ask
 from hivetune.llama.ask import Answer, Endpoint, Unanswered
+
+SIDE = Artefact("side", "gguf", identity="hash")
 
 
 class FakeSide:
@@ -35,7 +37,7 @@ class FakeSide:
     def __init__(self, name: str, log: list[str], fails: Mapping[str, Exception] | None = None, times: int = 99):
         self.name, self.log, self.fails, self.left = name, log, fails or {}, times
 
-    def timed(
+    def complete(
         self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Answer:
         said = messages[-1]["content"]
@@ -43,7 +45,7 @@ class FakeSide:
         if said in self.fails and self.left:
             self.left -= 1
             raise self.fails[said]
-        return Answer(said.upper(), True, 0.25, None, 2, 0.1)
+        return Answer(said.upper(), True, 0.25, None, 2)
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -54,80 +56,70 @@ def prompts(count: int) -> list[Prompt]:
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses."""
-    monkeypatch.setattr(answers_module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(ask, "FIRST_PAUSE_S", 0.0)
+
+
+def stored(side: Artefact = SIDE) -> AbstractContextManager[StoredAnswers]:
+    return stored_answers(side, 8, 3)
 
 
 def ask_all_of(kept: StoredAnswers, side: FakeSide, count: int = 12) -> None:
-    ask_all(side, kept, prompts(count), slots=3, new_tokens=8, on_answer=lambda: None)
+    ask_all(side, kept, prompts(count), slots=3, new_tokens=8)
 
 
-def test_an_endpoint_that_fails_half_way_is_asked_only_for_the_rest(tmp_path: Path) -> None:
+def test_an_endpoint_that_fails_half_way_is_asked_only_for_the_rest() -> None:
     log: list[str] = []
-    with stored_answers(tmp_path, "side") as kept:
+    with stored() as kept:
         with pytest.raises(MachineNotFit) as raised:
             ask_all_of(kept, FakeSide("", log, {"7": Unanswered("gone")}))
         done = len(kept.answers)
-    assert "failed 3 times on f:7: gone" in raised.value.message
+    assert "failed again and again on f:7: gone" in raised.value.message
     assert "the same command continues" in raised.value.hint and 0 < done < 12
-    log.clear()
-    with stored_answers(tmp_path, "side") as kept:
-        ask_all_of(kept, FakeSide("", log))
-        assert len(kept.answers) == 12 and len(log) == 12 - done
-    log.clear()
-    with stored_answers(tmp_path, "side") as kept:
-        ask_all_of(kept, FakeSide("", log))
-        assert log == []
+    for left in (12 - done, 0):
+        log.clear()
+        with stored() as kept:
+            ask_all_of(kept, FakeSide("", log))
+            assert len(kept.answers) == 12 and len(log) == left
 
 
-def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
+def test_a_server_that_comes_back_is_waited_for() -> None:
     log: list[str] = []
-    with stored_answers(tmp_path, "side") as kept:
+    with stored() as kept:
         ask_all_of(kept, FakeSide("", log, {"3": Unanswered("busy")}, times=2))
         assert len(kept.answers) == 12 and log.count("3") == 3
 
 
-def test_what_is_refused_names_the_row_and_is_not_tried_again(tmp_path: Path) -> None:
+def test_what_is_refused_names_the_row_and_is_not_tried_again() -> None:
     log: list[str] = []
-    with stored_answers(tmp_path, "side") as kept, pytest.raises(UsageError) as raised:
+    with stored() as kept, pytest.raises(UsageError) as raised:
         ask_all_of(kept, FakeSide("", log, {"5": UsageError("too long", hint="shorter")}))
     assert raised.value.message == "side on f:5: too long" and log.count("5") == 1
     assert raised.value.hint == "shorter"
 
 
-def test_a_damaged_line_is_asked_again(tmp_path: Path) -> None:
-    with stored_answers(tmp_path, "side") as kept:
+def test_a_damaged_line_is_asked_again(own_home: Path) -> None:
+    with stored() as kept:
         ask_all_of(kept, FakeSide("", []))
-    lines = (tmp_path / ANSWERS).read_text().splitlines(keepends=True)
+    (file,) = own_home.rglob(ANSWERS)
+    lines = file.read_text().splitlines(keepends=True)
     lines[4] = lines[4].replace('"ended": true', '"ended": false')
-    (tmp_path / ANSWERS).write_text("".join(lines)[:-5])
-    with stored_answers(tmp_path, "side") as kept:
+    file.write_text("".join(lines)[:-5])
+    with stored() as kept:
         assert len(kept.answers) in (10, 11)  # the torn last line may be the batch's
 
 
-def test_sides_are_timed_in_turns_and_the_answers_count(tmp_path: Path) -> None:
+def test_sides_are_timed_in_turns_and_the_answers_count() -> None:
     log: list[str] = []
-    with stored_answers(tmp_path / "a", "a") as first, stored_answers(tmp_path / "b", "b") as second:
+    other = Artefact("b", "gguf", identity="other")
+    with stored() as first, stored(other) as second:
         sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
-        times = time_in_turns(sides, prompts(4), tmp_path / "times.jsonl", new_tokens=8, on_answer=lambda: None)
+        times = time_in_turns(sides, prompts(4), new_tokens=8)
         assert log == ["a0", "b0", "a0", "b0", "b1", "a1", "a2", "b2", "b3", "a3"]  # two to warm up
-        assert times[0] == times[1] == {prompt.key: (0.25, 0.1) for prompt in prompts(4)}
+        assert times[0] == times[1] == {prompt.key: 0.25 for prompt in prompts(4)}
         assert len(first.answers) == len(second.answers) == 4
-
-
-def test_times_go_on_where_a_side_failed(tmp_path: Path) -> None:
-    log: list[str] = []
-    for fails in ({"2": Unanswered("gone")}, {}):
-        log.clear()
-        with stored_answers(tmp_path / "a", "a") as first, stored_answers(tmp_path / "b", "b") as second:
-            sides = [(FakeSide("a", log), first), (FakeSide("b", log, fails), second)]
-            if fails:
-                with pytest.raises(HivetuneError, match="b failed 3 times on f:2"):
-                    time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
-            else:
-                found = time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
-                assert log == ["a0", "b0", "a2", "b2", "b3", "a3"] and len(found[1]) == 4
+        assert time_in_turns(sides, [], new_tokens=8) == [{}, {}]
 
 
 def test_prompts_come_from_any_rows(tmp_path: Path) -> None:
@@ -154,7 +146,7 @@ def test_what_is_timed_is_spread_over_all_prompts() -> None:
     assert len(timed_prompts(asked[:3])) == 3 and timed_prompts([]) == []
 
 
-def test_the_minutes_of_answers_follow_from_the_last_rate_here(own_home: Path) -> None:
+def test_the_minutes_of_answers_follow_from_the_last_rate_here() -> None:
     settings = EvalConfig(prompts=60, tokens=100)
     assert minutes_text("model", settings) == ""
     note_rate("model", 2000, 10.0)
@@ -180,16 +172,13 @@ def test_a_base_that_both_sides_have_is_counted_once(tmp_path: Path, monkeypatch
                 check_memory(sides)
 
 
-def test_answers_are_kept_for_one_build_of_llama_cpp_and_never_for_an_endpoint(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_kept_for_one_build_of_llama_cpp_and_never_for_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another model behind the same URL was never asked again, and another build's answers were kept."""
-    kept: dict[str, int] = {}
-    sides = [Artefact("a", "gguf", identity="hash"), Artefact("url", "endpoint", endpoint=Endpoint("http://x", "m"))]
+    kept: list[int] = []
     for build in ("xllamacpp 1", "xllamacpp 1", "xllamacpp 2"):
-        monkeypatch.setattr(answers_module, "build_name", lambda build=build: build)
-        for side in sides:
-            with stored_side(side, 8, 3) as stored:
-                kept[f"{side.label} {build} {len(kept)}"] = len(stored.answers)
-                ask_all_of(stored, FakeSide("", []))
-    assert list(kept.values()) == [0, 0, 12, 0, 0, 0]
+        monkeypatch.setattr(answers, "build_name", lambda build=build: build)
+        for side in (SIDE, Artefact("url", "endpoint", endpoint=Endpoint("http://x", "m"))):
+            with stored(side) as found:
+                kept.append(len(found.answers))
+                ask_all_of(found, FakeSide("", []))
+    assert kept == [0, 0, 12, 0, 0, 0]

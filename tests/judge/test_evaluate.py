@@ -6,7 +6,7 @@ from typing import Any
 
 from hivetune.judge.losses import loss_rows
 from hivetune.judge.rows import choose_rows, evidence_groups
-from hivetune.judge.verdict import by_part
+from hivetune.judge.verdict import by_agent
 from hivetune.records import Message
 
 
@@ -91,7 +91,7 @@ def test_missing_and_infinite_losses_stay_visible() -> None:
     rows = loss_rows(snapshot, [base, tuned])
     assert [row["row"] for row in rows] == list(range(16))
     assert rows[0]["base"] == "not finite" and rows[3]["tuned"] is None
-    parts = by_part({"rows": rows, "answers": []}, "agent")
+    parts = by_agent({"rows": rows, "answers": []})
     assert [(part["agent"], part["rows"], part["base_loss"] is None) for part in parts] == [
         ("a", 8, True),
         ("b", 8, False),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
-from hivetune.judge.page import MAX_ANSWERS, comparison_page
+from hivetune.judge.page import MAX_ANSWERS, evaluation_page
 from hivetune.judge.verdict import judge
 
 VOID = {"meta", "line", "rect", "circle", "br", "polyline"}
@@ -73,7 +73,7 @@ def document(n: int = 80, text: str = "fine") -> dict[str, Any]:
 
 def page(found: dict[str, Any]) -> str:
     verdict = judge(found, GateConfig())
-    return comparison_page({**found, **asdict(verdict)})
+    return evaluation_page({**found, **asdict(verdict)})
 
 
 def test_the_page_needs_nothing_else() -> None:
@@ -100,15 +100,15 @@ def everything(text: str) -> str:
     found["rows"] = [
         {**row, "category": f"{text}{i % 2}", "group": f"{text}{i % 5}"} for i, row in enumerate(found["rows"])
     ]
-    advice = [{"about": "rows", "said": text, "rows": [text]}]
+    advice = [{"said": text, "rows": [text]}]
     verdict = asdict(judge({**found, "not_compared": {}}, GateConfig()))
-    return comparison_page({**found, **verdict, "advice": advice})
+    return evaluation_page({**found, **verdict, "advice": advice})
 
 
 def test_every_section_is_there() -> None:
     structure = Structure(everything("words"))
     assert structure.open == []
-    for title in ("Why", "What to change", "Frozen questions", "By agent", "By category"):
+    for title in ("Why", "What to change", "Frozen questions", "By agent"):
         assert title in structure.text
     assert "past wins" in structure.text
     assert structure.text.count("lost") >= 1

@@ -16,8 +16,7 @@ from llama.hostile import TEXT, changed, gguf
 from programs import write_program
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend, unused_program
-from hivetune.llama.child import SocketConnection
+from hivetune.llama.backend import Backend, ServerSettings, _SocketConnection, find_engine, open_backend
 from hivetune.process.sandbox import named_environment
 
 SMALL = ServerSettings(context_tokens=256, slots=2, threads=1)
@@ -58,7 +57,7 @@ def served(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.
             if request.param == "llama-server":
                 program = stand_in(tmp_path_factory.mktemp("program"))
                 patch.setenv("PATH", f"{program}:{os.environ['PATH']}")
-                assert find_engine() == str(program / "llama-server")
+                assert find_engine().command == (str(program / "llama-server"),)
             backend = stack.enter_context(open_backend(tiny, SMALL))
         yield backend
 
@@ -74,7 +73,7 @@ def test_nobody_else_can_be_asked_or_ask(served: Backend) -> None:
     assert [connection for process in family_of(served) for connection in process.net_connections("inet")] == []
     assert served.socket_path.parent.stat().st_mode & 0o077 == 0
     assert served.socket_path.stat().st_mode & 0o077 == 0
-    with contextlib.closing(SocketConnection(served.socket_path, 10.0)) as stranger:
+    with contextlib.closing(_SocketConnection(served.socket_path, 10.0)) as stranger:
         stranger.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO}))
         assert stranger.getresponse().status == 401
     assert not any(served.token in word for process in family_of(served) for word in process.cmdline())
@@ -89,7 +88,7 @@ def test_the_server_is_in_a_sandbox_with_the_made_environment(served: Backend) -
     assert "NoNewPrivs:\t1" in Path(f"/proc/{server.pid}/status").read_text()
     assert f"Max core file size        {0:<21}{0:<21}" in Path(f"/proc/{server.pid}/limits").read_text()
     names = {name for name in server.environ() if name.startswith("LLAMA_")}
-    assert names <= {"LLAMA_API_KEY", "LLAMA_ARG_CACHE_RAM"}
+    assert names == {"LLAMA_API_KEY"}
 
 
 def test_a_folder_too_deep_for_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +118,7 @@ def test_no_orphan_is_left_when_its_parent_is_killed(tiny: Path, engine: str, tm
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     served = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    assert len(served) == (1 if engine == "xllamacpp" else 2)
+    assert len(served) == 2
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     assert all(gone(number) for number in served)
@@ -226,11 +225,13 @@ def test_a_build_with_known_holes_is_not_used(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     if problem is None:
-        assert find_engine() == str(program)
-        assert unused_program() == ""
+        found = find_engine()
+        assert found.command == (str(program),) and found.passed_over == ""
+        assert told.split()[1].partition("-")[0] in found.build
         return
-    assert find_engine() is None  # the wheel's own
-    assert problem in unused_program() and str(program) in unused_program()
+    wheel = find_engine()
+    assert wheel.build.startswith("xllamacpp ") and wheel.command[-1] == "hivetune.llama.wheel"
+    assert problem in wheel.passed_over and str(program) in wheel.passed_over
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match=problem):
         find_engine()

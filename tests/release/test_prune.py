@@ -25,7 +25,6 @@ def made(own_home: Path) -> Iterator[Path]:
         "bases/m-12345678-q8_0",
         "scores/bb",
         "answers/cc",
-        "comparisons/dd",
         "models/.m.9.tmp",
         "releases/faq/.1.old.tmp",
     ):
@@ -54,7 +53,6 @@ def test_what_nothing_uses_is_found_and_only_looked_at(made: Path) -> None:
         "bases/m-12345678-q8_0": "base",
         "scores/bb": "losses",
         "answers/cc": "answers",
-        "comparisons/dd": "comparison",
         "models/.m.9.tmp": "left over",
         "releases/faq/.1.old.tmp": "left over",
     }
@@ -64,7 +62,7 @@ def test_what_nothing_uses_is_found_and_only_looked_at(made: Path) -> None:
 def test_what_is_young_may_be_needed_in_a_moment(made: Path) -> None:
     for name in ("snapshots/aa", "models/.m.9.tmp", "releases/faq/.1.old.tmp"):
         age(made / name, 0.5)
-    for name in ("scores/bb", "answers/cc", "comparisons/dd"):
+    for name in ("scores/bb", "answers/cc"):
         age(made / name, MEASURED_DAYS - 1)
     assert found() == {"bases/m-12345678-q8_0": "base"}
 

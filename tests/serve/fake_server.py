@@ -14,18 +14,14 @@ class Reply:
     """A reply: status, content type, body. `cut`: the connection closes before the end of the body."""
 
     body: bytes
-    kind: str = "text/event-stream"
+    kind: str = "application/json"
     status: int = 200
 
 
-def stream(*pieces: str, finish: str | None = "stop", tokens: int | None = 3) -> Reply:
-    events: list[Any] = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
-    if finish is not None:
-        events.append({"choices": [{"delta": {}, "finish_reason": finish}]})
-    if tokens is not None:
-        events.append({"choices": [], "usage": {"completion_tokens": tokens}})
-    text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    return Reply((text + "data: [DONE]\n\n").encode())
+def chat_reply(text: str, *, finish: str | None = "stop", tokens: int | None = 3) -> Reply:
+    choice = {"message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    usage = {} if tokens is None else {"usage": {"completion_tokens": tokens}}
+    return Reply(json.dumps({"choices": [choice], **usage}).encode())
 
 
 @dataclass

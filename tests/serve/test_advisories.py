@@ -21,7 +21,7 @@ from starlette.routing import Route
 from hivetune.base.database import open_database
 from hivetune.base.disk import problems_once, write_manifest
 from hivetune.errors import UsageError
-from hivetune.llama.child import _run_program, _run_xllamacpp
+from hivetune.llama import backend, wheel
 from hivetune.process.sandbox import named_environment
 from hivetune.release.registry import check_release_name, find
 from hivetune.serve.capture import Capture
@@ -123,8 +123,8 @@ async def templates_of_a_request(stage: Stage) -> None:
 async def variables_of_a_shell(stage: Stage) -> None:
     own = {f"LLAMA_ARG_{name}": "1" for name in ("SLEEP_IDLE_SECONDS", "RPC", "HOST", "ENDPOINT_SLOTS")}
     assert named_environment(own) == {}
-    code = {*_run_program.__code__.co_consts, *_run_xllamacpp.__code__.co_names}
-    assert not any("sleep_idle" in str(word) or "rpc" in str(word).lower() for word in code)
+    code = {*backend._arguments.__code__.co_consts, *wheel.main.__code__.co_names}
+    assert not any("sleep" in str(word) or "rpc" in str(word).lower() for word in code)
 
 
 @replays("CVE-2026-48710", "CVE-2026-42271")

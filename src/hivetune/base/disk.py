@@ -29,7 +29,7 @@ from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"  # names the process that holds a folder; not part of its manifest
-# The largest JSON files are eval.json and compare.json: 10,000 answers of 4 kB, twice, are 80 MB.
+# The largest JSON file is eval.json: 10,000 answers of 4 kB, twice, are 80 MB.
 MAX_JSON_BYTES = 1 << 30
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 # The same in the error messages of children, SQLite and other libraries.

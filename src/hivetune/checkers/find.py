@@ -14,7 +14,6 @@ import json
 import math
 import re
 import sys
-import time
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from hivetune.base.paths import expanded, install_command, real_path
 from hivetune.base.typed import from_plain
 from hivetune.checkers.limited import MEMORY_BYTES, OUTPUT_BYTES, TooSlow, base_python, run_limited, run_sandboxed
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.llama.ask import Endpoint, Unanswered
+from hivetune.llama.ask import Endpoint, Unanswered, persistently
 from hivetune.models.sides import parse_side
 
 Arguments = Mapping[str, Any]
@@ -38,7 +37,7 @@ SHOWN_CHARS = 200
 MAX_PATTERN_CHARS, PATTERN_TIMEOUT_S, SCHEMA_TIMEOUT_S = 500, 2.0, 5.0
 # Of one answer, where the user sets it: 500 answers take minutes then, and not days.
 TIMEOUT_S, MAX_TIMEOUT_S = 10.0, 300.0
-JUDGE_TOKENS, JUDGE_TRIES, JUDGE_PAUSE_S = 1024, 3, 2.0  # a model that reasons does so before its word
+JUDGE_TOKENS = 1024  # a model that reasons does so before its word
 
 
 @dataclass
@@ -362,14 +361,11 @@ def judge(answer: str, row: Arguments, model: str) -> bool:
     endpoint = Endpoint(side.name, side.model)
     question = f"Question:\n{row['prompt']}\n\nReference answer:\n{row['reference']}\n\nAnswer:\n{answer}"
     messages = ({"role": "system", "content": _JUDGE}, {"role": "user", "content": question})
-    for attempt in range(JUDGE_TRIES):
-        try:
-            reply = final_answer(endpoint.timed(messages, max_tokens=JUDGE_TOKENS).text)
-            break
-        except Unanswered as error:
-            if attempt == JUDGE_TRIES - 1:
-                raise UsageError(f"checker: {side.label} failed {JUDGE_TRIES} times: {error}") from None
-            time.sleep(JUDGE_PAUSE_S * 2**attempt)
+    try:
+        said = persistently(lambda: endpoint.complete(messages, max_tokens=JUDGE_TOKENS))
+    except Unanswered as error:
+        raise UsageError(f"checker: {side.label} failed again and again: {error}") from None
+    reply = final_answer(said.text)
     word = re.match(r"\W*(yes|no)\b", reply, re.IGNORECASE)
     if word is None:
         raise UsageError(f"checker: {side.label} said neither yes nor no: {reply[:SHOWN_CHARS]!r}")

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from hivetune.cli.arguments import CaptureOption, ThreadsOption
 from hivetune.cli.output import MODE, answer, parts, progress, say, short, write
 from hivetune.errors import UsageError
-from hivetune.llama.backend import unused_program
+from hivetune.llama.backend import find_engine
 from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
 from hivetune.serve.capture import Capture
@@ -42,8 +42,8 @@ def chat(
         raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
         voice, run = find_voice(name, quant, report)
-    if unused := unused_program():
-        say(unused)
+    if why := find_engine().passed_over:
+        say(why)
     system = _system_prompt(name, run, system)
     with open_voice(voice, threads) as backend:
         if run is not None:

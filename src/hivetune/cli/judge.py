@@ -7,18 +7,17 @@ from typing import Annotated, Any
 from typer import Argument, Exit, Option
 
 from hivetune import walk
-from hivetune.base.disk import write_json
 from hivetune.base.documents import read_document
 from hivetune.base.paths import quoted
 from hivetune.base.typed import from_plain
 from hivetune.cli.arguments import RunArgument, SetOption
-from hivetune.cli.output import Note, Table, answer, facts, progress, say, short
+from hivetune.cli.output import Note, Table, answer, progress, say, short
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.answers import minutes_text
 from hivetune.judge.evaluate import compare_pair, verdict_document, verdict_of
-from hivetune.judge.page import metric_cells, write_comparison_page
-from hivetune.judge.verdict import by_part, judge
+from hivetune.judge.page import metric_cells
+from hivetune.judge.verdict import by_agent, judge
 from hivetune.machine.findings import answers_elsewhere
 from hivetune.machine.inventory import read_cards
 from hivetune.machine.look import look
@@ -28,7 +27,7 @@ from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION
 
 MAX_PROBLEMS = 5  # shown one by one
-SHOWN_ANSWERS = 3  # they fit on a screen; the page has all
+SHOWN_ANSWERS = 3  # they fit on a screen
 NEXT = {
     "iterate": "train with more or better rows, or other settings; see docs/evaluate.md",
     "abort": "look at the rows, and at the answers in eval.json, before you train longer",
@@ -37,7 +36,8 @@ NEXT = {
 MORE_ROWS, MORE_ANSWERS = "hold out more rows (data.test)", "answer more held-out rows (eval.prompts, data.test)"
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
 QUIET = "evaluate again when the machine is quiet: hivetune eval RUN"
-PART = "rows loss_base=base_loss loss_tuned=tuned_loss answers success_base=base_success success_tuned=tuned_success"
+AGENT = "agent rows loss_base=base_loss loss_tuned=tuned_loss answers success_base=base_success "
+AGENT += "success_tuned=tuned_success"
 
 
 def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
@@ -81,13 +81,10 @@ def _refuse_others(overrides: Sequence[str], *sections: str) -> None:
 
 
 def measured_text(evaluation: dict[str, Any]) -> Iterator[str | Table]:
-    """Yield loss and success by agent and category, some answers, and problems with single rows."""
+    """Yield loss and success by agent, some answers, and problems with single rows."""
     yield Note(f"answers come from {evaluation['answered_by']}")
-    for part in ("agent", "category"):
-        lines = by_part(evaluation, part)
-        if part == "agent" or len(lines) > 1:  # rows without categories are one line, as the agent is
-            yield Table(f"{part} {PART}", lines)
-    yield from _problem_text(evaluation["problems"], EVALUATION)
+    yield Table(AGENT, by_agent(evaluation))
+    yield from _problem_text(evaluation["problems"], f"all in {EVALUATION}")
     yield _answers_table(evaluation["answers"], "base", "tuned", "answers; all side by side: eval.html of the run")
 
 
@@ -102,11 +99,11 @@ def _marked(side: Mapping[str, Any]) -> str:
     return {True: "right: ", False: "wrong: ", None: ""}[side["success"]] + short(side["answer"] or "")
 
 
-def _problem_text(problems: Sequence[Mapping[str, str]], file: str) -> Iterator[Note]:
+def _problem_text(problems: Sequence[Mapping[str, str]], where: str) -> Iterator[Note]:
     for problem in problems[:MAX_PROBLEMS]:
         yield Note(f"{problem['source']} ({problem['model']}): {problem['problem']}")
     if len(problems) > MAX_PROBLEMS:
-        yield Note(f"and {len(problems) - MAX_PROBLEMS} more problems, all in {file}")
+        yield Note(f"and {len(problems) - MAX_PROBLEMS} more problems, {where}")
 
 
 def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
@@ -143,9 +140,7 @@ def metrics_table(metrics: Sequence[Metric], first: str, second: str) -> Table:
 
 
 SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file or http://HOST:PORT/v1#MODEL."
-COMPARISON = "compare.json"
-COSTS = "side label answers latency_p50_s latency_p95_s first_token_p50_s first_token_p95_s cold_start_s "
-COSTS += "peak_memory_bytes"
+COSTS = "side label answers latency_p50_s latency_p95_s peak_memory_bytes"
 
 
 def compare_sides(
@@ -175,15 +170,10 @@ def compare_sides(
     config = rows_alone if rows or opened is None else opened.config
     settings = override_config(config, overrides or ()).eval
     with progress("answering", "answers") as tell:
-        compared = compare_pair(first, second, settings, run=opened, rows=rows or (), progress=tell)
-    # The measurements and their metrics stay in the folder of the comparison.
-    verdict = judge(compared.document, GateConfig(loss_gain=None), beside_base=False)
-    document = {**compared.document, "metrics": verdict_document(verdict)["metrics"]}
-    write_json(compared.folder / COMPARISON, document)
-    page = write_comparison_page(compared.folder, document, opened.folder if opened else None)
-    document |= {"folder": str(compared.folder), "page": str(page)}
-    files = facts({"side by side": page, "all of it": compared.folder / COMPARISON})
-    answer(document, *comparison_text(document), files)
+        document = compare_pair(first, second, settings, run=opened, rows=rows or (), progress=tell)
+    verdict = judge(document, GateConfig(loss_gain=None), beside_base=False)
+    document |= {"metrics": verdict_document(verdict)["metrics"]}
+    answer(document, *comparison_text(document), "all answers side by side: hivetune compare ... --json")
 
 
 def comparison_text(document: dict[str, Any]) -> Iterator[str | Table]:
@@ -194,6 +184,6 @@ def comparison_text(document: dict[str, Any]) -> Iterator[str | Table]:
     if refused := document["rows_refused"]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in refused.items())
         yield Note(f"{sum(refused.values())} rows cannot be answered: {reasons}")
-    yield from _problem_text(document["problems"], COMPARISON)
+    yield from _problem_text(document["problems"], "all with --json")
     changed = [one for one in document["answers"] if one["base"]["answer"] != one["tuned"]["answer"]]
     yield _answers_table(changed, "A", "B", "answers that changed")

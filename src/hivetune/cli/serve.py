@@ -47,7 +47,7 @@ def serve(
     """
     # Only now: a loop needs no web server, whose packages are an extra.
     from hivetune.dashboard.app import dashboard_addition
-    from hivetune.llama.backend import unused_program
+    from hivetune.llama.backend import find_engine
     from hivetune.serve.run import GatewaySettings, refuse_open, run_gateway
 
     if card and not re.fullmatch(r"cuda(:\d+)?", card):  # llama.cpp would take the CPU without a word
@@ -70,8 +70,8 @@ def serve(
         is_promoted = bool(desired(database))
     if not names and not is_promoted:
         say("no champion to serve yet; make one: hivetune register RUN --as NAME, then hivetune promote NAME@1")
-    if unused := unused_program():
-        say(unused)
+    if why := find_engine().passed_over:
+        say(why)
     run_gateway(settings, _tell, dashboard_addition)
 
 

@@ -260,8 +260,8 @@ def ensure_evaluated(work: Work, run: Run) -> None:
         if not is_measured:
             evaluate_run(run, progress)
         if rival is not None and not is_beside:
-            result = compare_pair(rival.label, str(run.folder), run.config.eval, run=run, progress=progress)
-            write_json(beside, {**result.document, "adapter_sha256": adapter, "rival": rival.label})
+            document = compare_pair(rival.label, str(run.folder), run.config.eval, run=run, progress=progress)
+            write_json(beside, {**document, "adapter_sha256": adapter, "rival": rival.label})
         words.append(f"measured against the base{'' if rival is None else f' and {rival.label}'}")
 
 

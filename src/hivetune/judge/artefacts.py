@@ -2,10 +2,9 @@
 
 import contextlib
 import hashlib
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -30,8 +29,9 @@ from hivetune.train.open import Run, load_run
 BESIDE_FILE_BYTES = 512 << 20
 
 
-# A model that answers (`timed`). Raises Unanswered where another try may help.
+# A model that answers (`complete`). Raises Unanswered where another try may help.
 Answerer = Backend | Endpoint
+Trained = tuple[Path, Path | None] | None
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Artefact:
     """A side of a comparison with its files. `identity` is the hash of all that its answers depend on.
 
     `model`: GGUF file; `adapter`: GGUF adapter on it. `trained`: (base, adapter) whose loss can be computed, where they
-    are here.
+    are here. `run`: whose conversations show that the server builds the trained prompts.
     """
 
     label: str
@@ -48,7 +48,7 @@ class Artefact:
     model: Path | None = None
     adapter: Path | None = None
     endpoint: Endpoint | None = None
-    trained: tuple[Path, Path | None] | None = None
+    trained: Trained = None
     run: Path | None = None
 
 
@@ -77,28 +77,25 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
         return _release(side.name, quant)
     folder = find_run(side.name, ", release, GGUF file or URL#MODEL")
     opened = load_run(folder)
-    adapter_hash(folder)
+    adapter_hash(folder)  # raises for a damaged one
     adapter = export_run(folder, "gguf-adapter").path
     return _served(folder.name, "run", _base_of(opened, quant), adapter, (opened.model, folder), folder)
 
 
 @contextlib.contextmanager
-def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tuple[Answerer, float | None]]:
-    """Yield a server that answers, and its start in seconds; None for one that was running before."""
+def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[Answerer]:
+    """Yield a server that answers. Raises HivetuneError for one that builds other prompts than were trained on."""
     if artefact.endpoint is not None:
-        yield artefact.endpoint, None
+        yield artefact.endpoint
         return
     assert artefact.model is not None
     adapters = ((artefact.adapter, 1.0),) if artefact.adapter is not None else ()
-    server = ServerSettings(adapters, settings.slots, settings.context_tokens, settings.threads)
-    started = time.monotonic()
-    with open_backend(artefact.model, server) as backend:
-        cold_start_s = time.monotonic() - started
+    with open_backend(artefact.model, replace(settings, adapters=adapters)) as backend:
         if artefact.run is not None:
             with contextlib.suppress(UsageError):  # a run without its data is not checked
                 run = load_run(artefact.run)
                 check_prompts(backend, run.model, run.snapshot)
-        yield backend, cold_start_s
+        yield backend
 
 
 def check_memory(artefacts: Sequence[Artefact]) -> None:
@@ -116,12 +113,7 @@ def check_memory(artefacts: Sequence[Artefact]) -> None:
 
 
 def _served(
-    label: str,
-    kind: SideKind,
-    model: Path,
-    adapter: Path | None,
-    trained: tuple[Path, Path | None] | None,
-    run: Path | None,
+    label: str, kind: SideKind, model: Path, adapter: Path | None, trained: Trained, run: Path | None
 ) -> Artefact:
     header = read_header(model)
     if "tokenizer.chat_template" not in header.settings:
@@ -129,15 +121,11 @@ def _served(
             f"{model} has no chat template, so the format of its prompts is unknown",
             hint="export it with its template, or serve it yourself and give its URL",
         )
-    hashes = [sha256_file(model)]
-    if adapter is not None:
-        problem = adapter_problem(header, read_header(adapter))
-        if problem:
-            raise UsageError(
-                f"{adapter} does not belong to {model}: {problem}", hint="export it again, or choose its own base"
-            )
-        hashes.append(sha256_file(adapter))
-    return Artefact(label, kind, "+".join(hashes), model, adapter, trained=trained, run=run)
+    if adapter is not None and (problem := adapter_problem(header, read_header(adapter))):
+        hint = "export it again, or choose its own base"
+        raise UsageError(f"{adapter} does not belong to {model}: {problem}", hint=hint)
+    identity = "+".join(sha256_file(path) for path in (model, adapter) if path is not None)
+    return Artefact(label, kind, identity, model, adapter, trained=trained, run=run)
 
 
 def _release(reference: str, quant: str) -> Artefact:

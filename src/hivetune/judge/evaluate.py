@@ -6,79 +6,57 @@ that llama.cpp can't serve is judged by its loss alone, and the verdict says so.
 """
 
 import getpass
-import hashlib
-import json
 import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hivetune.base.disk import home, lock, write_json
+from hivetune.base.disk import write_json
 from hivetune.base.documents import read_document
-from hivetune.base.journal import read_journal
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.checkers.find import Checking
 from hivetune.config import EvalConfig
 from hivetune.errors import Busy, DataRefused, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge import statistics as stats
-from hivetune.judge.answers import (
-    PromptAnswer,
-    StoredAnswers,
-    Times,
-    ask_all,
-    build_name,
-    continued,
-    counter,
-    note_rate,
-    stored_side,
-    time_in_turns,
-)
+from hivetune.judge.answers import Times, ask_all, build_name, note_rate, stored_answers, time_in_turns
 from hivetune.judge.artefacts import Artefact, check_memory, find_artefact, open_artefact
 from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.losses import compared_losses, scored
 from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run
-from hivetune.judge.verdict import KINDS, OF_ANSWERS, Curve, advise, judge
+from hivetune.judge.verdict import KINDS, OF_ANSWERS, advise, judge
+from hivetune.llama.ask import Answer
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.prove import base_problem
-from hivetune.run.folder import EVALUATION, METRICS, adapter_hash, require_adapter
+from hivetune.run.folder import EVALUATION, adapter_hash, require_adapter
 from hivetune.run.status import refuse_older_adapter, shortest_name
 from hivetune.train.open import Run
 
-COMPARISONS = "comparisons"
 ANOTHER_SIDE = "name another run, release, GGUF file or endpoint"
-SLOTS = 8  # answers at the same time
+# Answers at the same time. On 2 cores eight make 2.5 times the tokens of one, and each takes longer: no times.
+SLOTS = 8
 TIMED_PROMPTS = 50  # asked alone: enough to see a tenth of the time at the usual jitter
 # Times that straddle their limit are taken again a little later, for a load that has gone by then.
 MAX_TIMINGS, AGAIN_AFTER_S = 3, 20.0
-EMPTY_ANSWER = dict.fromkeys(("answer", "ended", "new_tokens", "seconds", "first_token_s", "success"))
 VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics", "advice")
 
 
 @dataclass(frozen=True)
 class SideAnswers:
-    """One side of a comparison: its answers by the key of the prompt, and its costs: `cold_start_s` and
-    `peak_memory_bytes`, None where it was not started here."""
+    """One side of a comparison: its answers and the times of some, by the key of the prompt. `peak_memory_bytes` is
+    None where it was not started here."""
 
     label: str
     kind: str
-    answers: Mapping[str, PromptAnswer] = field(default_factory=dict)
-    costs: Mapping[str, float | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The document of a comparison, and the folder below the home that belongs to it."""
-
-    document: dict[str, Any]
-    folder: Path
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    times: Times = field(default_factory=dict)
+    peak_memory_bytes: int | None = None
 
 
 def compare_pair(
@@ -91,8 +69,9 @@ def compare_pair(
     quant: str = SERVED_QUANT,
     max_timings: int = 1,
     progress: Progress = silent,
-) -> Comparison:
-    """Compare both sides on `rows`, else on the held-out rows of `run`. The first is `base`, the second `tuned`.
+) -> dict[str, Any]:
+    """Return the comparison of both sides on `rows`, else on the held-out rows of `run`: the measurements of eval.json
+    with the first side as `base`, the second as `tuned`.
 
     The base model and the adapter files that a side may name are those of `run`. `max_timings`: how often times may be
     taken that straddle their limit, where they decide.
@@ -107,19 +86,13 @@ def compare_pair(
         raise UsageError(f"{first} and {second} are the same model: there is nothing to compare", hint=ANOTHER_SIDE)
     prompts, refused = prompts_of_rows(rows, settings) if rows or run is None else (prompts_of_run(run, settings), {})
     prompts += frozen_prompts(settings, (first, second), None if run is None else run.config.cycle.name)
-    # What the times depend on: both sides and their llama.cpp, the prompts in their order, the settings.
-    identities = [side.identity for side in sides]
-    asked = [prompt.key for prompt in prompts]
-    key = _hash([identities, build_name(), asked, settings.model_dump(mode="json")])
-    folder = home() / COMPARISONS / key[:16]
-    with lock(folder):
-        answered = _answer(sides, prompts, settings, run, folder, max_timings, progress)
-    facts = _facts(None if rows else run, settings, f"{build_name() or 'endpoints'}, {quant}")
+    answered = _answer(sides, prompts, settings, run, max_timings, progress)
+    owner = None if rows else run
+    losses = compared_losses(owner, sides, part_of(progress, before=num_answers(prompts)))
+    facts = _facts(owner, settings, f"{build_name() or 'endpoints'}, {quant}")
     if rows:
         facts |= {"rows_from": ", ".join(rows), "rows_refused": refused}
-    progress = continued(progress, num_answers(prompts))
-    losses = compared_losses(None if rows else run, sides, progress)
-    return Comparison(comparison_document(prompts, answered[0], answered[1], losses, facts), folder)
+    return comparison_document(prompts, answered, losses, facts)
 
 
 def _facts(run: Run | None, settings: EvalConfig, answered_by: str) -> dict[str, Any]:
@@ -134,8 +107,13 @@ def _facts(run: Run | None, settings: EvalConfig, answered_by: str) -> dict[str,
 
 
 def num_answers(prompts: Sequence[Prompt]) -> int:
-    """Return how many answers are counted; a prompt that is timed counts once for both sides."""
-    return 2 * len({prompt.key for prompt in prompts}) - len(timed_prompts(prompts))
+    """Return how many answers both sides give; a past win may be a held-out row too, and is asked once."""
+    return 2 * len({prompt.key for prompt in prompts})
+
+
+def part_of(progress: Progress, before: int = 0, after: int = 0) -> Progress:
+    """Return a callback that reports a part of a job. `before`, `after`: the items of the other parts."""
+    return lambda count, total: progress(before + count, None if total is None else before + total + after)
 
 
 def timed_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -151,59 +129,57 @@ def _answer(
     prompts: Sequence[Prompt],
     settings: EvalConfig,
     run: Run | None,
-    folder: Path,
     max_timings: int,
     progress: Progress,
 ) -> list[SideAnswers]:
     """Time single answers, both sides in turns, then ask each side for the rest."""
     # Both servers run at once, so that a busy moment of the machine meets both. What was timed counts as an answer too.
-    # Many at once give no times: on 2 cores eight slots make 2.5 times the tokens of one, and each answer takes longer.
     check_memory(sides)
-    timed, tokens = timed_prompts(prompts), settings.tokens
     # A slot holds the longest row and the longest answer.
-    context_tokens = max(CONTEXT_TOKENS, run.config.max_length + tokens if run else 0)
+    context_tokens = max(CONTEXT_TOKENS, run.config.max_length + settings.tokens if run else 0)
     server = ServerSettings(slots=SLOTS, context_tokens=context_tokens)
-    unique = list({prompt.key: prompt for prompt in prompts}.values())  # a past win may be a held-out row too
-    groups = {prompt.key: prompt.group for prompt in timed}
+    unique = {prompt.key: prompt for prompt in prompts}
     with ExitStack() as stack:
-        stores = [stack.enter_context(stored_side(side, tokens, SLOTS)) for side in sides]
-        num_stored = sum(prompt.key in s.answers and prompt.key not in groups for s in stores for prompt in unique)
-        on_answer = counter(progress, num_answers(prompts), num_stored)
-        opened = [stack.enter_context(open_artefact(side, server)) for side in sides]
-        pairs = list(zip((answerer for answerer, _ in opened), stores, strict=True))
-        before, started = sum(map(_num_tokens, stores)), time.monotonic()
-        times: list[Times] = []
-        for attempt in range(max_timings):
-            if attempt:
-                time.sleep(AGAIN_AFTER_S)
-            file = folder / f"times-{attempt + 1}.jsonl"
-            times = time_in_turns(pairs, timed, file, new_tokens=tokens, on_answer=on_answer)
-            if times_decide(times, groups):
-                break
+        stores = [stack.enter_context(stored_answers(side, settings.tokens, SLOTS)) for side in sides]
+        new_tokens, pairs = 0, []
+
+        def on_answer(answer: Answer) -> None:
+            nonlocal new_tokens
+            new_tokens += answer.new_tokens or 0
+            progress(sum(key in store.answers for store in stores for key in unique), num_answers(prompts))
+
+        for side, store in zip(sides, stores, strict=True):
+            store.on_answer = on_answer
+            pairs.append((stack.enter_context(open_artefact(side, server)), store))
+        started = time.monotonic()
+        times = _times(pairs, timed_prompts(prompts), settings.tokens, max_timings)
         for answerer, store in pairs:
-            ask_all(answerer, store, unique, slots=SLOTS, new_tokens=tokens, on_answer=on_answer)
+            ask_all(answerer, store, list(unique.values()), slots=SLOTS, new_tokens=settings.tokens)
         if run is not None:
-            note_rate(run.config.model, sum(map(_num_tokens, stores)) - before, time.monotonic() - started)
-        answered = []
-        for side, (answerer, cold_start_s), store, of_side in zip(sides, opened, stores, times, strict=True):
-            memory = answerer.peak_memory_bytes() if isinstance(answerer, Backend) else None
-            answers = dict(store.answers)
-            for key, (seconds, first_token_s) in of_side.items():
-                answers[key] = replace(answers[key], seconds=seconds, first_token_s=first_token_s)
-            costs = {"cold_start_s": cold_start_s, "peak_memory_bytes": memory}
-            answered.append(SideAnswers(side.label, side.kind, answers, costs))
-        return answered
+            note_rate(run.config.model, new_tokens, time.monotonic() - started)
+        memory = [answerer.peak_memory_bytes() if isinstance(answerer, Backend) else None for answerer, _ in pairs]
+        return [
+            SideAnswers(side.label, side.kind, store.answers, of_side, peak)
+            for side, store, of_side, peak in zip(sides, stores, times, memory, strict=True)
+        ]
 
 
-def _num_tokens(store: StoredAnswers) -> int:
-    return sum(answer.new_tokens or 0 for answer in store.answers.values())
+def _times(pairs: Sequence[Any], prompts: Sequence[Prompt], new_tokens: int, max_timings: int) -> list[Times]:
+    """Return the times of both sides, taken again where they straddle their limit."""
+    groups = {prompt.key: prompt.group for prompt in prompts}
+    for _ in range(max_timings - 1):
+        times = time_in_turns(pairs, prompts, new_tokens=new_tokens)
+        if times_decide(times, groups):
+            return times
+        time.sleep(AGAIN_AFTER_S)
+    return time_in_turns(pairs, prompts, new_tokens=new_tokens)
 
 
 def times_decide(times: Sequence[Times], groups: Mapping[str, str]) -> bool:
     """Return whether more times would change nothing."""
     # They change something where the interval straddles its limit; with few prompts there is no interval at all.
     keys = list(times[0])
-    columns = stats.by_group([[side[key][0] for key in keys] for side in times], [groups[key] for key in keys])
+    columns = stats.by_group([[side[key] for key in keys] for side in times], [groups[key] for key in keys])
     if len(columns[0]) < stats.MIN_UNITS:
         return True
     interval = stats.jackknife(columns, lambda sums: sums[1] / sums[0], positive=True).interval
@@ -213,32 +189,28 @@ def times_decide(times: Sequence[Times], groups: Mapping[str, str]) -> bool:
 
 def comparison_document(
     prompts: Sequence[Prompt],
-    first: SideAnswers,
-    second: SideAnswers,
+    answered: Sequence[SideAnswers],
     losses: Sequence[Mapping[str, Any]] | str,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the measurements of eval.json and compare.json (docs/formats.md).
-
-    `losses`: the rows of eval.json, or why the losses of these two sides can't be compared.
-    """
+    """Return the measurements of eval.json (docs/formats.md). `losses`: its `rows`, or why the losses of these two
+    sides can't be compared."""
     problems: list[dict[str, Any]] = []
-    checking = Checking()
-    sides = dict(zip(SIDES, (first, second), strict=True))
+    checking, sides = Checking(), dict(zip(SIDES, answered, strict=True))
     answers = [_answer_row(prompt, sides, problems, checking) for prompt in prompts]
-    rows_asked, frozen = ([row for row in answers if bool(row["origin"]) == is_frozen] for is_frozen in (False, True))
-    missing = {"loss": losses} if isinstance(losses, str) else {}
-    for side in sides.values():
+    held_out = [row for row in answers if not row["origin"]]
+    not_compared = {"loss": losses} if isinstance(losses, str) else {}
+    for side in answered:
         if side.kind == "endpoint":
-            missing["peak_memory_bytes"] = f"the memory of {side.label} can't be seen from here"
+            not_compared["peak_memory_bytes"] = f"the memory of {side.label} can't be seen from here"
     return {
         "schema": 1,
         **facts,
         "rows": [] if isinstance(losses, str) else list(losses),
-        "answers": rows_asked,
-        "frozen": frozen,
-        **{name: _summary(side, name, rows_asked) for name, side in sides.items()},
-        "not_compared": missing,
+        "answers": held_out,
+        "frozen": [row for row in answers if row["origin"]],
+        **{name: _summary(side, name, held_out) for name, side in sides.items()},
+        "not_compared": not_compared,
         "problems": problems,
     }
 
@@ -253,37 +225,40 @@ def _answer_row(
         "reference": prompt.reference,
     }
     for name, side in sides.items():
-        row[name], problem = dict(EMPTY_ANSWER), ""
-        answer = side.answers.get(prompt.key)
+        answer, success, problem = side.answers.get(prompt.key), None, ""
         if answer is None:
             problem = "no answer"
-        else:
-            fields = asdict(answer)
-            row[name] |= {"answer": fields.pop("text"), **fields}
-            if prompt.checker is not None:
-                try:
-                    row[name]["success"] = checking.succeeds(answer.text, prompt.checker, ended=answer.ended, row=row)
-                except (UsageError, MachineNotFit) as error:
-                    problem = error.message
+        elif prompt.checker is not None:
+            try:
+                success = checking.succeeds(answer.text, prompt.checker, ended=answer.ended, row=row)
+            except (UsageError, MachineNotFit) as error:
+                problem = error.message
+        row[name] = {
+            "answer": answer and answer.text,
+            "ended": answer and answer.ended,
+            "new_tokens": answer and answer.new_tokens,
+            "seconds": side.times.get(prompt.key),
+            "success": success,
+        }
         if problem:
-            problems.append({"row": row["row"], "source": row["source"], "model": name, "problem": problem})
+            problems.append({"row": prompt.row, "source": prompt.source, "model": name, "problem": problem})
     return row
 
 
 def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    summary: dict[str, Any] = {"label": side.label, "kind": side.kind}
-    summary |= {key: side.costs.get(key) for key in ("peak_memory_bytes", "cold_start_s")}
-    for key, short in (("seconds", "latency"), ("first_token_s", "first_token")):
-        times = sorted(answer[name][key] for answer in answers if answer[name][key] is not None)
-        for share in (50, 95):
-            # The smallest value that at least this share of all values does not exceed.
-            place = max(0, math.ceil(share / 100 * len(times)) - 1)
-            summary[f"{short}_p{share}_s"] = times[place] if times else None
-    return {**summary, "answers": sum(answer[name]["answer"] is not None for answer in answers)}
-
-
-def _hash(facts: object) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    times = sorted(answer[name]["seconds"] for answer in answers if answer[name]["seconds"] is not None)
+    # The smallest value that at least this share of all values does not exceed.
+    percentiles = {
+        f"latency_p{share}_s": times[max(0, math.ceil(share / 100 * len(times)) - 1)] if times else None
+        for share in (50, 95)
+    }
+    return {
+        "label": side.label,
+        "kind": side.kind,
+        "peak_memory_bytes": side.peak_memory_bytes,
+        **percentiles,
+        "answers": sum(answer[name]["answer"] is not None for answer in answers),
+    }
 
 
 # The station `eval`: measurements and verdict in eval.json.
@@ -305,19 +280,17 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
         "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
     }
     settings, sides = run.config.eval, (run.config.eval.baseline, str(run.folder))
-    reasons: list[str] = []
+    unserved: list[str] = []
     if settings.baseline == BASELINE:
         # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
         prompts = prompts_of_run(run, settings) + frozen_prompts(settings, sides, run.config.cycle.name)
-        part = continued(progress, after=num_answers(prompts))
-        scored(run, run.folder, part, lambda: reasons.append(_unserved(run, sides)))
-        if not reasons:  # every loss was there before
-            reasons.append(_unserved(run, sides))
-        progress = continued(progress, before=2 * len(run.snapshot.rows("test")))  # the losses of base and adapter
-    if any(reasons):
-        evaluation = loss_alone(run, reasons[0])
+        losses = part_of(progress, after=num_answers(prompts))
+        scored(run, run.folder, losses, lambda: unserved.append(_unserved(run, sides)))
+        progress = part_of(progress, before=2 * len(run.snapshot.rows("test")))  # the losses of base and adapter
+    if any(unserved):
+        evaluation = loss_alone(run, unserved[0])
     else:
-        evaluation = compare_pair(*sides, settings, run=run, max_timings=MAX_TIMINGS, progress=progress).document
+        evaluation = compare_pair(*sides, settings, run=run, max_timings=MAX_TIMINGS, progress=progress)
     write_json(run.folder / EVALUATION, {**evaluation, **facts})
     judge_run(run)
     return read_document(run.folder / EVALUATION)
@@ -347,9 +320,9 @@ def loss_alone(run: Run, reason: str) -> dict[str, Any]:
         Artefact(BASELINE, "base", trained=(run.model, None)),
         Artefact(run.folder.name, "run", trained=(run.model, run.folder)),
     ]
-    answered = [SideAnswers(side.label, side.kind) for side in sides]
     facts = _facts(run, run.config.eval, f"nothing: {reason}")
-    document = comparison_document([], answered[0], answered[1], compared_losses(run, sides, silent), facts)
+    answered = [SideAnswers(side.label, side.kind) for side in sides]
+    document = comparison_document([], answered, compared_losses(run, sides, silent), facts)
     return {**document, "not_compared": {**document["not_compared"], **dict.fromkeys(OF_ANSWERS, reason)}}
 
 
@@ -359,8 +332,7 @@ def judge_run(run: Run) -> Verdict:
     A verdict by other thresholds stays in `earlier`. Raises UsageError without an evaluation of the present adapter.
     """
     evaluation = _evaluation_of(run)
-    verdict = judge(evaluation, run.config.gate)
-    verdict = replace(verdict, advice=advise(read_curve(run), evaluation))
+    verdict = replace(judge(evaluation, run.config.gate), advice=advise(evaluation))
     judged = {**verdict_document(verdict), "gate": run.config.gate.model_dump(mode="json")}
     earlier = list(evaluation.get("earlier") or ())
     if "verdict" in evaluation and evaluation["gate"] != judged["gate"]:
@@ -370,13 +342,6 @@ def judge_run(run: Run) -> Verdict:
     write_json(run.folder / EVALUATION, document)
     write_evaluation_page(run.folder, document)
     return verdict
-
-
-def read_curve(run: Run) -> Curve:
-    """Return the losses of the validations in `metrics.jsonl`."""
-    entries = [entry for entry in read_journal(run.folder / METRICS) if entry["event"] == "validation"]
-    losses = [(int(entry["step"]), float(entry["loss"])) for entry in entries if entry["loss"] is not None]
-    return Curve(losses, max(1.0, len(run.snapshot.rows("train")) / run.config.batch_size))
 
 
 def stored_verdict(run: Run) -> dict[str, Any] | None:

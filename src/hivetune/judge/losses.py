@@ -77,7 +77,7 @@ def losses_of(scores: Path, name: str) -> Losses:
 
 def scored(run: Run, adapter: Path | None, progress: Progress, meanwhile: Callable[[], None] = lambda: None) -> Path:
     """Return the file with the losses of the base and, where there is one, of the adapter; what is missing in it is
-    computed. `meanwhile` runs beside the task, if there is one."""
+    computed. `meanwhile` runs beside that, or alone."""
     choices = read_resolved(adapter)[1].made() if adapter and (adapter / CONFIG).is_file() else {}
     # By what losses depend on, so those of a base are computed once for all adapters that were trained alike.
     identity = {
@@ -95,4 +95,6 @@ def scored(run: Run, adapter: Path | None, progress: Progress, meanwhile: Callab
         if num_done < total:
             task = Score(run.model, adapter, run.snapshot.folder, path, rows, run.config.dtype, run.config.device)
             see_off(start_child(task, folder), count_items(progress, total, num_done), meanwhile).check("scoring")
+        else:
+            meanwhile()
     return path

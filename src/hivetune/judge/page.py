@@ -1,4 +1,4 @@
-"""An evaluation or a comparison as one HTML page; comparison_body.html is its template."""
+"""An evaluation as one HTML page; comparison_body.html is its template."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from hivetune.base.disk import write_atomic
 from hivetune.base.typed import from_plain
 from hivetune.judge.verdict import (
     DEFAULT_LEVEL,
-    by_part,
+    by_agent,
     interval_text,
     level_text,
     metric_name,
@@ -30,31 +30,21 @@ _STYLE, _BODY = (Path(__file__).with_name(name) for name in ("page.css", "compar
 _INTERVAL_WIDTH = 260
 
 
-def write_evaluation_page(run: Path, evaluation: Mapping[str, Any]) -> Path:
+def write_evaluation_page(run: Path, evaluation: Mapping[str, Any]) -> None:
     """Write `RUN/eval.html` from an eval.json with its verdict."""
     base, model = evaluation["base"], spoken_name(evaluation["model"])
     if base["label"] == BASELINE:
         base = {**base, "label": f"{model} untuned"}
     tuned = {**evaluation["tuned"], "label": f"{model} tuned in {run.name}"}
-    return _write(run / EVALUATION_PAGE, {**evaluation, "base": base, "tuned": tuned})
+    page = evaluation_page({**evaluation, "base": base, "tuned": tuned})
+    write_atomic(run / EVALUATION_PAGE, page.encode("utf-8", "replace"))
 
 
-def write_comparison_page(folder: Path, document: Mapping[str, Any], run: Path | None) -> Path:
-    """Write `RUN/compare-HASH.html` where the rows are a run's, else `compare.html` in the comparison's own folder."""
-    path = folder / "compare.html" if run is None else run / f"compare-{folder.name[:8]}.html"
-    return _write(path, document)
-
-
-def _write(path: Path, document: Mapping[str, Any]) -> Path:
-    write_atomic(path, comparison_page(document).encode("utf-8", "replace"))
-    return path
-
-
-def comparison_page(document: Mapping[str, Any]) -> str:
-    """Return the whole page of an eval.json, or of a compare.json, which has metrics and no verdict."""
+def evaluation_page(document: Mapping[str, Any]) -> str:
+    """Return the whole page of an eval.json."""
     base, tuned = _labels(document)
-    title, verdict = f"{tuned} against {base}", document.get("verdict")
-    return whole_page(title, comparison_body(document), _STYLE, f"{verdict}: {title}" if verdict else title)
+    title = f"{tuned} against {base}"
+    return whole_page(title, comparison_body(document), _STYLE, f"{document['verdict']}: {title}")
 
 
 def comparison_body(document: Mapping[str, Any]) -> str:
@@ -66,15 +56,15 @@ def comparison_body(document: Mapping[str, Any]) -> str:
     return render(
         _BODY,
         labels=_labels(document),
-        reasons=document.get("reasons"),
-        advice=document.get("advice"),
+        reasons=document["reasons"],
+        advice=document["advice"],
         problems=document["problems"],
         metrics=[_metric(from_plain(Metric, m)) for m in document["metrics"] if m["tuned"] is not None],
         metrics_note="Gain: positive where B is better; bars show it with its interval around zero, each metric on its"
         " own scale." + "".join(not_compared),
         frozen=[(name, len(rows), *(_right(rows, side) for side in SIDES)) for name, rows in asked.items() if rows],
         lost=[row for row in frozen if _is_lost(row)][:MAX_LOST],
-        parts=[(part, lines) for part in ("agent", "category") if (lines := _parts(document, part))],
+        agents=_agents(document),
         answers=[
             ({0: "lost", 1: "gained"}.get(_rank(answer), ""), answer)
             for answer in sorted(document["answers"], key=_rank)[:MAX_ANSWERS]
@@ -113,15 +103,15 @@ def _metric(metric: Metric) -> dict[str, Any]:
     return {**cells, "plot": plot}
 
 
-def _parts(document: Mapping[str, Any], part: str) -> list[tuple[Any, ...]]:
-    """Return loss and success of each agent or category; none where the rows name no part."""
-    lines = by_part(document, part)
-    if len(lines) < 2 and (not lines or lines[0][part] is None):
+def _agents(document: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Return loss and success of each agent; none where the rows name no agent."""
+    lines = by_agent(document)
+    if not any(line["agent"] for line in lines):
         return []
     losses = [[value_text("loss", line[f"{side}_loss"]) for side in SIDES] for line in lines]
     shares = [[value_text("success", line[f"{side}_success"]) for side in SIDES] for line in lines]
     cells = zip(lines, losses, shares, strict=True)
-    return [(line[part] or "-", line["rows"], *loss, line["answers"], *share) for line, loss, share in cells]
+    return [(line["agent"] or "-", line["rows"], *loss, line["answers"], *share) for line, loss, share in cells]
 
 
 def _rank(answer: Mapping[str, Any]) -> int:

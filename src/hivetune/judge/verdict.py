@@ -30,8 +30,11 @@ Outcome = Literal["passed", "worse", "missed", "open", "reported"]
 # much again has changed in kind, such as answers that no longer end.
 MAX_COST_RATIO = 1.5
 MIN_KEPT = 0.9  # of the frozen questions: two of 20 may be lost to a better wording
-RESOLUTION = 1e-6  # a loss is a sum in float32 and no finer than that
+# A loss is a sum in float32 and no finer than that: 2e-10 nats on each of 60 rows once passed as a gain.
+RESOLUTION = 1e-6
 SHOWN_LOST = 3  # questions that are named
+# Advice about rows: one in ten that got worse is more than rounding and rare words make.
+WORSE_SHARE, SHOWN_ROWS = 0.1, 5
 DEFAULT_LEVEL = 1 - stats.ALPHA
 
 
@@ -59,8 +62,7 @@ class Kind:
     for; limit: what is asked for beside the base in any case. cost: less is better. alone: the value of the tuned model
     is held against its limit, whatever the base does; else a gain over the base is, and that of a cost is the share of
     the base's that is saved. by_look: its level is that of the look. aborts: a loss beyond tolerance aborts. timing: of
-    a busy machine, which never decides against a model by its noise. exact: one number, or the share of a fixed list,
-    of which the threshold itself is enough.
+    a busy machine. exact: nothing is sampled, so the threshold itself is enough.
     """
 
     title: str
@@ -99,12 +101,11 @@ def judge(
     out, which are required beside the base alone.
     """
     not_compared: Mapping[str, str] = evaluation.get("not_compared") or {}
-    alpha = stats.alpha_of_look(look) / shares
     findings: list[Finding] = []
     for name, kind in KINDS.items():
-        level_alpha = alpha if kind.by_look else stats.ALPHA
-        asked: float | None = kind.setting(config) if kind.setting else kind.limit if beside_base else None
-        reading = kind.read(evaluation, level_alpha)
+        alpha = stats.alpha_of_look(look) / shares if kind.by_look else stats.ALPHA
+        asked = kind.setting(config) if kind.setting else kind.limit if beside_base else None
+        reading = kind.read(evaluation, alpha)
         # A limit of the tuned model alone is shown where it is set, frozen questions where there are any.
         if kind.alone and (asked is None if kind.setting else not reading.n):
             continue
@@ -114,19 +115,9 @@ def judge(
             # What the user set stays required where it can't be compared; the loss has a default.
             asked = asked if kind.setting and name != "loss" else None
             reading = Reading(n=reading.n, missing=why)
-        findings.append(_decide(name, reading, asked, 1 - level_alpha, config.tolerance))
+        findings.append(_decide(name, reading, asked, 1 - alpha, config.tolerance))
     required = any(each.metric.required and KINDS[each.metric.name].setting for each in findings)
-    outcomes = {finding.outcome for finding in findings}
-    verdict: VerdictName
-    deciding: tuple[Outcome, ...]
-    if "worse" in outcomes:
-        verdict, deciding = "abort", ("worse", "missed")
-    elif "missed" in outcomes or not required:
-        verdict, deciding = "iterate", ("missed", "open")
-    elif "open" in outcomes:
-        verdict, deciding = "not-enough-evidence", ("open",)
-    else:
-        verdict, deciding = "deploy", ("passed",)
+    verdict, deciding = _of_all({finding.outcome for finding in findings}, required)
     reasons = [finding.reason for outcome in deciding for finding in findings if finding.outcome == outcome]
     if not required:
         setting = "gate.success_gain" if "loss" in not_compared else "gate.loss_gain"
@@ -141,6 +132,15 @@ def judge(
     return Verdict(verdict, tuple(reasons), tuple(finding.metric for finding in findings), decisive=decisive)
 
 
+def _of_all(outcomes: set[Outcome], required: bool) -> tuple[VerdictName, tuple[Outcome, ...]]:
+    """Return the verdict, and the outcomes whose reasons made it."""
+    if "worse" in outcomes:
+        return "abort", ("worse", "missed")
+    if "missed" in outcomes or not required:
+        return "iterate", ("missed", "open")
+    return ("not-enough-evidence", ("open",)) if "open" in outcomes else ("deploy", ("passed",))
+
+
 def _decide(name: str, reading: Reading, asked: float | None, level: float, tolerance: float) -> Finding:
     """Judge one metric by its margin. `asked`: the gain, or the limit, that is required; None if it is only shown."""
     kind, n, gain, required = KINDS[name], reading.n, reading.estimate, asked is not None
@@ -153,31 +153,29 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
         asked,
         False if required else None,
         required,
-        gain=gain.value if gain is not None and not kind.alone else None,
+        gain=None if gain is None or kind.alone else gain.value,
         interval=interval,
         level=level,
     )
     words = fact_text(metric) + reading.more if gain else f"{titled(name)}: {reading.missing}"
-    fact = f"{words}; required: {required_text(metric)}" if required else words
+    fact = f"{words}; required: {required_text(metric)}"
     if gain is None:
         # Only a loss is ever not finite, and then the training went wrong: more rows would not help.
-        outcome: Outcome = "worse" if required and "not finite" in reading.missing else "open"
+        outcome: Outcome = "worse" if "not finite" in reading.missing else "open"
         return Finding(metric, outcome, f"{fact}: open") if required else Finding(metric, "reported")
-    threshold = asked
-    if asked is not None and kind.alone:
+    allowed = f"the tolerance {_share(tolerance) if kind.unit == '%' or kind.is_ratio else f'{tolerance:g}'}"
+    if asked is None:
+        low, high = gain.interval or (0.0, 0.0)
+        if kind.aborts and not kind.timing and high < 0 and low < -tolerance:
+            reason = f"{words}: significantly worse, and not shown to be within {allowed}"
+            return Finding(replace(metric, passed=False), "missed", reason)
+        return Finding(metric, "reported")
+    threshold = 1.0 - asked if kind.is_ratio else asked
+    if kind.alone:
         # In shares of the limit, so that the tolerance means the same for seconds and for gigabytes.
         factor = -1.0 / asked if kind.cost else 1.0
         gain, threshold = gain.scaled(factor, -factor * asked), 0.0
-    elif asked is not None and kind.is_ratio:
-        threshold = 1.0 - asked
-    allowed = f"the tolerance {_share(tolerance) if kind.unit == '%' or kind.is_ratio else f'{tolerance:g}'}"
     units = f"{gain.units} {'rows' if gain.units == n else 'sessions'}"
-    if threshold is None:
-        low, high = gain.interval or (0.0, 0.0)
-        if kind.aborts and not kind.timing and high < 0 and low < -tolerance:
-            reason = f"{fact}: significantly worse, and not shown to be within {allowed}"
-            return Finding(replace(metric, passed=False), "missed", reason)
-        return Finding(metric, "reported")
     if gain.interval is None:
         needed = math.ceil(stats.MIN_UNITS * n / max(1, gain.units))
         reason = f"{fact}: open, since {units} are too few for an interval; about {needed} rows needed"
@@ -189,12 +187,13 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
         return Finding(metric, "worse", f"{fact}: worse by more than {allowed}")
     if high < threshold:
         return Finding(metric, "missed", f"{fact}: missed")
+    # The rows that would show the tolerance, or the margin where that is larger, with 80 % power at this level.
     needed_units = stats.rows_needed(gain, max(tolerance, abs(gain.value - threshold)), 1 - level)
     if gain.units < needed_units:
         needed = math.ceil(needed_units * n / gain.units)
         reason = f"{fact}: open, {units} measured, about {needed} rows needed"
         return Finding(replace(metric, needed=needed), "open", reason)
-    if kind.timing:
+    if kind.timing:  # the noise of other programs never decides against a model
         return Finding(metric, "open", f"{fact}: open; times vary too much here, so evaluate again on a quiet machine")
     return Finding(metric, "missed", f"{fact}: not shown, although {units} are enough to see {allowed}")
 
@@ -234,12 +233,12 @@ def _share_alone(evaluation: Evaluation, _alpha: float) -> Reading:
 
 
 def _latency(evaluation: Evaluation, _alpha: float) -> Reading:
-    """Read the time of an answer of both sides."""
-    # On prompts that both answered one right after the other. A ratio, since a busy machine slows both by a factor.
+    """Read the time of an answer of both sides, on prompts that both answered one right after the other."""
     timed = [pair for pair in _pairs(evaluation["answers"], "seconds") if pair[0] and pair[1]]
     if not timed:
         return Reading(missing="it was not measured")
     bases, tuned, groups = zip(*timed, strict=True)
+    # A ratio, since a busy machine slows both by a factor.
     gain = stats.jackknife(stats.by_group([bases, tuned], groups), lambda sums: sums[1] / sums[0], positive=True)
     return Reading(math.fsum(bases) / len(timed), math.fsum(tuned) / len(timed), len(timed), gain.scaled(-1.0, 1.0))
 
@@ -291,13 +290,42 @@ def _certain(value: float) -> Estimate:
     return Estimate(value, (value, value), 1, 0.0, least_units=1)
 
 
+def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
+    """Return [base nll, tuned nll, tokens] per group, or why there is no loss."""
+    rows: Sequence[Mapping[str, Any]] = evaluation["rows"]
+    not_finite = [f"{row['source']} ({side})" for row in rows for side in SIDES if row[side] == "not finite"]
+    if not_finite:
+        return f"it is not finite on {len(not_finite)} rows, first {not_finite[0]}"
+    missing = [row["source"] for row in rows if row["base"] is None or row["tuned"] is None]
+    if missing:
+        return f"{len(missing)} held-out rows were not scored, first {missing[0]}"
+    if not any(row["tokens"] for row in rows):
+        return "no held-out rows"
+    return stats.by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])
+
+
+def _pairs(answers: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, Any, str]]:
+    """Return (base, tuned, group) of each row for which both models have `key`."""
+    found = [(answer["base"][key], answer["tuned"][key], answer["group"]) for answer in answers]
+    return [(base, tuned, group) for base, tuned, group in found if base is not None and tuned is not None]
+
+
+def _of_tuned(answers: Sequence[Mapping[str, Any]], key: str) -> tuple[list[Any], list[str]]:
+    """Return the values of the tuned model that are there, and their groups."""
+    found = [answer for answer in answers if answer["tuned"].get(key) is not None]
+    return [answer["tuned"][key] for answer in found], [answer["group"] for answer in found]
+
+
+_BESIDE_BASE: Mapping[str, Any] = {"limit": MAX_COST_RATIO, "cost": True}
+_SAMPLED: Mapping[str, Any] = {"by_look": True, "aborts": True}
 _success = partial(_shares, "success", "no held-out row has a checker and both answers")
+_ended = partial(_shares, "ended", "no answers")
 KINDS: Mapping[str, Kind] = {
-    "loss": Kind("loss (nats per token)", "", _loss, lambda gate: gate.loss_gain, by_look=True, aborts=True),
-    "success": Kind("success", "%", _success, lambda gate: gate.success_gain, by_look=True, aborts=True),
+    "loss": Kind("loss (nats per token)", "", _loss, lambda gate: gate.loss_gain, **_SAMPLED),
+    "success": Kind("success", "%", _success, lambda gate: gate.success_gain, **_SAMPLED),
     "min_success": Kind("success alone", "%", _share_alone, lambda gate: gate.min_success, alone=True),
-    "ended": Kind("ended by itself", "%", partial(_shares, "ended", "no answers"), by_look=True, aborts=True),
-    "latency_s": Kind("seconds per answer", "", _latency, limit=MAX_COST_RATIO, cost=True, aborts=True, timing=True),
+    "ended": Kind("ended by itself", "%", _ended, **_SAMPLED),
+    "latency_s": Kind("seconds per answer", "", _latency, **_BESIDE_BASE, aborts=True, timing=True),
     "max_seconds": Kind(
         "seconds per answer alone",
         "",
@@ -307,7 +335,7 @@ KINDS: Mapping[str, Kind] = {
         alone=True,
         timing=True,
     ),
-    "peak_memory_bytes": Kind("peak memory", "B", _memory, limit=MAX_COST_RATIO, cost=True, exact=True),
+    "peak_memory_bytes": Kind("peak memory", "B", _memory, **_BESIDE_BASE, exact=True),
     "max_gb": Kind(
         "peak memory alone", "GB", _memory_alone, lambda gate: gate.max_gb, cost=True, alone=True, exact=True
     ),
@@ -346,9 +374,7 @@ def value_text(name: str, value: float | None, *, gain: bool = False) -> str:
 
 def interval_text(metric: Metric) -> str:
     """Return both ends of the interval, empty where there is none."""
-    if metric.interval is None:
-        return ""
-    return " to ".join(value_text(metric.name, end, gain=metric.gain is not None) for end in metric.interval)
+    return " to ".join(value_text(metric.name, end, gain=metric.gain is not None) for end in metric.interval or ())
 
 
 def level_text(level: float) -> str:
@@ -402,43 +428,18 @@ def _gaps(evaluation: Evaluation) -> Iterator[str]:
         )
 
 
-def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
-    """Return [base nll, tuned nll, tokens] per group, or why there is no loss."""
-    rows: Sequence[Mapping[str, Any]] = evaluation["rows"]
-    not_finite = [f"{row['source']} ({side})" for row in rows for side in SIDES if row[side] == "not finite"]
-    if not_finite:
-        return f"it is not finite on {len(not_finite)} rows, first {not_finite[0]}"
-    missing = [row["source"] for row in rows if row["base"] is None or row["tuned"] is None]
-    if missing:
-        return f"{len(missing)} held-out rows were not scored, first {missing[0]}"
-    if not any(row["tokens"] for row in rows):
-        return "no held-out rows"
-    return stats.by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])
+# For people; it decides nothing.
 
 
-def _pairs(answers: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, Any, str]]:
-    """Return (base, tuned, group) of each row for which both models have `key`."""
-    found = [(answer["base"][key], answer["tuned"][key], answer["group"]) for answer in answers]
-    return [(base, tuned, group) for base, tuned, group in found if base is not None and tuned is not None]
-
-
-def _of_tuned(answers: Sequence[Mapping[str, Any]], key: str) -> tuple[list[Any], list[str]]:
-    """Return the values of the tuned model that are there, and their groups."""
-    found = [answer for answer in answers if answer["tuned"].get(key) is not None]
-    return [answer["tuned"][key] for answer in found], [answer["group"] for answer in found]
-
-
-def by_part(evaluation: Evaluation, part: str) -> list[dict[str, Any]]:
-    """Return loss and success of each agent or category (`part`): [{"agent", "rows", "answers", "base_loss", ...}].
-
-    For people; it decides nothing.
-    """
+def by_agent(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Return loss and success of each agent: [{"agent", "rows", "answers", "base_loss", "tuned_success", ...}], None
+    for what was not measured."""
     lines = []
-    for name in sorted({row[part] or "" for key in ("rows", "answers") for row in evaluation[key]}):
-        rows = [row for row in evaluation["rows"] if (row[part] or "") == name]
-        checked = [a for a in evaluation["answers"] if (a[part] or "") == name and _pairs([a], "success")]
+    for name in sorted({row["agent"] or "" for key in ("rows", "answers") for row in evaluation[key]}):
+        rows = [row for row in evaluation["rows"] if (row["agent"] or "") == name]
+        checked = [a for a in evaluation["answers"] if (a["agent"] or "") == name and _pairs([a], "success")]
         tokens = sum(row["tokens"] or 0 for row in rows)
-        line: dict[str, Any] = {part: name or None, "rows": len(rows), "answers": len(checked)}
+        line: dict[str, Any] = {"agent": name or None, "rows": len(rows), "answers": len(checked)}
         for side in SIDES:
             usable = tokens > 0 and all(isinstance(row[side], float) for row in rows)
             line[f"{side}_loss"] = math.fsum(row[side] for row in rows) / tokens if usable else None
@@ -447,59 +448,16 @@ def by_part(evaluation: Evaluation, part: str) -> list[dict[str, Any]]:
     return lines
 
 
-# What to change before the next run. Nothing is said without the measurement that says it.
-
-MIN_VALIDATIONS = 3
-ROSE = 0.01  # of the validation loss: repeated validations of one run differ by less
-STILL_FALLING = 0.02  # of the loss, in the last third of the steps
-WORSE_SHARE, SHOWN_ROWS = 0.1, 5
-
-
-@dataclass(frozen=True)
-class Curve:
-    """(step, loss) of a run's validations, and the steps of one epoch."""
-
-    validations: Sequence[tuple[int, float]]
-    per_epoch: float
-
-
-def advise(curve: Curve, evaluation: Evaluation) -> tuple[Advice, ...]:
-    """Return advice, what helps most first."""
-    return tuple(advice for advice in (_trained_enough(curve), _worse(evaluation)) if advice is not None)
-
-
-def _trained_enough(curve: Curve) -> Advice | None:
-    """Say by the validations whether training was too long, or not long enough."""
-    if len(curve.validations) < MIN_VALIDATIONS:
-        return None
-    best_step, best = min(curve.validations, key=lambda validation: validation[1])
-    last_step, last = curve.validations[-1]
-    earlier = [loss for step, loss in curve.validations if step <= last_step * 2 / 3]
-    if last > (1 + ROSE) * best and best_step >= curve.per_epoch:
-        said = (
-            f"over-trained: validation was lowest at step {best_step} of {last_step} ({best:.3f}) and rose to "
-            f"{last:.3f}; epochs: {best_step / curve.per_epoch:.2g} is enough, more rows would be better"
-        )
-    elif last == best and earlier and earlier[-1] - last > STILL_FALLING * last:
-        said = (
-            f"under-trained: validation still fell from {earlier[-1]:.3f} to {last:.3f} in the last third of the steps"
-            f"; train about twice as long (now {last_step / curve.per_epoch:.2g} epochs)"
-        )
-    else:
-        return None
-    return Advice("epochs", said)
-
-
-def _worse(evaluation: Evaluation) -> Advice | None:
+def advise(evaluation: Evaluation) -> tuple[Advice, ...]:
     """Name the held-out rows whose loss got worse, the largest rise first, and their most frequent agent."""
     rows = [row for row in evaluation["rows"] if row["tokens"] and all(isinstance(row[side], float) for side in SIDES)]
     rises = [((row["tuned"] - row["base"]) / row["tokens"], row) for row in rows if row["tuned"] > row["base"]]
     if not rows or len(rises) < WORSE_SHARE * len(rows):
-        return None
+        return ()
     rises.sort(key=lambda rise: -rise[0])
     fact = f"{len(rises)} of {len(rows)} held-out rows got worse"
     agent, count = Counter(row["agent"] for _, row in rises).most_common(1)[0]
     if agent and count > len(rises) / 2 and sum(row["agent"] == agent for row in rows) < len(rows) / 2:
         fact += f", {count} of them of agent {agent!r}: it has few rows, or rows that say otherwise"
     shown = tuple(f"{row['source']}: +{rise:.3f} nats a token" for rise, row in rises[:SHOWN_ROWS])
-    return Advice("rows", f"{fact}; look at those that lost most", shown)
+    return (Advice(f"{fact}; look at those that lost most", shown),)

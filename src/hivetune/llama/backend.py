@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import http.client
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,8 +27,7 @@ from hivetune.base.disk import named_problems, scratch_folder
 from hivetune.base.paths import pip_install
 from hivetune.data.render.template import thinking_arguments
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.llama.ask import Answer, Unanswered, exchange, read_answer, read_events, streamed
-from hivetune.llama.child import SocketConnection
+from hivetune.llama.ask import TIMEOUT_S, Answer, Unanswered, chat_request, exchange, read_answer
 from hivetune.models.gguf_header import read_header
 from hivetune.process.launch import give_way
 from hivetune.process.lease import serve_on
@@ -36,7 +37,6 @@ ApiMessages = Sequence[Mapping[str, Any]]
 
 SERVER, CHAT = "the llama.cpp server", "/v1/chat/completions"
 START_TIMEOUT_S = 300.0
-REQUEST_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 10.0
 CONTEXT_TOKENS = 4096
 VERSION_TIMEOUT_S = 20.0
@@ -51,7 +51,7 @@ _REASON = re.compile(r": (?:error loading model|failed to apply lora adapter|fai
 # "unable to allocate CPU buffer", "failed to allocate buffer for kv cache", "std::bad_alloc"
 _NO_MEMORY = re.compile(r"\ballocate\b|bad_alloc")
 _MEMORY_HINT = "free some memory or choose a smaller --quant"
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the server in the child, or the program that the child waits for
+_KILLED = 128 + signal.SIGKILL  # as the child reports its program's signal
 _POLL_S = 0.05
 _LOOK_S, _IDLE_PERCENT = 0.1, 25.0  # how long, and how busy at most the cores may be, to count as idle
 MAX_SOCKET_PATH_BYTES = 103  # bytes: 108 on Linux and 104 on macOS, with the zero at the end
@@ -86,19 +86,19 @@ def open_backend(
     """
     settings = settings or ServerSettings()
     check_files(model, settings)
-    program = find_engine()
+    engine, token = find_engine(), secrets.token_urlsafe(32)
     # The socket lies in a folder that only its user may enter, so nobody else can take its place and get token and
     # prompts, as with a port, which any user of the machine may listen on first.
     with scratch_folder() as scratch:
-        log = scratch / "server.log"
-        socket_path = scratch / "llama.sock"
+        log, socket_path = scratch / "server.log", scratch / "llama.sock"
         if len(os.fsencode(socket_path)) > MAX_SOCKET_PATH_BYTES:
-            raise MachineNotFit(
-                f"{socket_path} is too long for the name of a socket",
-                hint="set TMPDIR to a shorter folder, such as /tmp",
-            )
-        backend = _start(model, settings, program, socket_path, log, timeout_s)
+            hint = "set TMPDIR to a shorter folder, such as /tmp"
+            raise MachineNotFit(f"{socket_path} is too long for the name of a socket", hint=hint)
+        process = _start([*engine.command, *_arguments(model, settings, socket_path)], settings, model, token, log)
+        scales = [{"id": number, "scale": scale} for number, (_, scale) in enumerate(settings.adapters)]
+        backend = Backend(process, socket_path, token, scales)
         try:
+            _wait_until_ready(backend, model, log, timeout_s)
             yield backend
         finally:
             backend.stop()
@@ -115,67 +115,83 @@ def check_files(model: Path, settings: ServerSettings) -> None:
                 f"{path.parent / problems[0]}: it is damaged",
                 hint="delete it and make it again: hivetune export RUN, or restore it from a copy",
             )
-        is_adapter = read_header(path).is_adapter
-        if is_adapter and path is model:
-            raise UsageError(
-                f"{path} is an adapter, not a model", hint="export the whole model: hivetune export RUN --to gguf"
-            )
-        if not is_adapter and path is not model:
-            raise UsageError(f"{path} is not an adapter", hint="make one: hivetune export RUN --to gguf-adapter")
+        if read_header(path).is_adapter == (path is model):
+            what, to = ("an adapter, not a model", "gguf") if path is model else ("not an adapter", "gguf-adapter")
+            raise UsageError(f"{path} is {what}", hint=f"make one: hivetune export RUN --to {to}")
 
 
-def find_engine() -> str | None:
-    """Return the path of the user's own `llama-server`, which may be one for a card, or None for xllamacpp, which is
-    taken where the other is too old or not there. Raises MachineNotFit when there is neither."""
-    program = shutil.which("llama-server")
-    problem = program and build_problem(program, os.stat(program).st_mtime_ns)
-    if program and not problem:
-        return program
+@dataclass(frozen=True)
+class Engine:
+    """llama.cpp on this machine.
+
+    command: what starts its server, to which arguments are added. build: what answers depend on. passed_over: why the
+    user's own `llama-server` is not taken; empty where it is, or where there is none.
+    """
+
+    command: tuple[str, ...]
+    build: str
+    passed_over: str = ""
+
+
+def find_engine() -> Engine:
+    """Return the user's own `llama-server`, which may be one for a card, or else xllamacpp's, where the other is too
+    old or not there. Raises MachineNotFit when there is neither."""
+    program, problem = shutil.which("llama-server"), ""
+    if program is not None:
+        changed_ns = os.stat(program).st_mtime_ns
+        version = _version_of(program, changed_ns)
+        if "." in version or int(version or 0) >= MIN_BUILD:  # numbers with points came in September 2026
+            # Builds of one version differ: by the card that they are for, and by the compiler.
+            return Engine((program,), f"{program} {version} {changed_ns}")
+        holes = f"is build {version}; builds before {MIN_BUILD} have CVE-2026-21869 or older holes"
+        problem = f"{program} {holes if version else 'does not tell its version'}"
     if importlib.util.find_spec("xllamacpp") is not None:
-        return None
+        why = f"{problem}, so xllamacpp is used; to use your own, install a newer one" if problem else ""
+        build = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
+        return Engine((sys.executable, "-m", "hivetune.llama.wheel"), build, why)
     if problem:
-        raise MachineNotFit(f"{program} {problem}", hint=f"install a newer llama.cpp, or: {pip_install()} xllamacpp")
+        raise MachineNotFit(problem, hint=f"install a newer llama.cpp, or: {pip_install()} xllamacpp")
     raise MachineNotFit("llama.cpp is not installed", hint=f"{pip_install()} xllamacpp, or put llama-server on PATH")
 
 
-def unused_program() -> str:
-    """Return why the `llama-server` on PATH is not used; empty if it is, or if there is none."""
-    program = shutil.which("llama-server")
-    problem = program and build_problem(program, os.stat(program).st_mtime_ns)
-    return f"{program} {problem}, so xllamacpp is used; to use your own, install a newer one" if problem else ""
-
-
 @functools.lru_cache(maxsize=8)
-def build_problem(program: str, _changed_ns: int) -> str | None:
-    """Return why a `llama-server` is not used: it is older than `MIN_BUILD`, or does not report its build."""
+def _version_of(program: str, _changed_ns: int) -> str:
+    """Return the version of a `llama-server`; empty where it does not tell."""
+    command = [program, "--version"]
     try:
         finished = subprocess.run(
-            [program, "--version"],
-            env=named_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=VERSION_TIMEOUT_S,
+            command, env=named_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=VERSION_TIMEOUT_S
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"does not tell its version: {type(error).__name__}"
-    match = _VERSION.search(finished.stdout[:65536])
-    if match is None:
-        return "does not tell its version"
-    build = match[1].decode()
-    if "." in build or int(build) >= MIN_BUILD:  # numbers with points came in September 2026
-        return None
-    return f"is build {build}; builds before {MIN_BUILD} have CVE-2026-21869 or older holes"
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = _VERSION.search(finished.stdout[:65536] + finished.stderr[:65536])
+    return match[1].decode() if match else ""
 
 
+class _SocketConnection(http.client.HTTPConnection):
+    """HTTP over a socket in the file system."""
+
+    def __init__(self, path: Path, timeout_s: float):
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+@dataclass(frozen=True)
 class Backend:
-    """Talks to one running server. Safe to call from several threads: each request has its own connection."""
+    """Talks to one running server. Safe to call from several threads: each request has its own connection.
 
-    def __init__(self, process: "subprocess.Popen[bytes]", socket_path: Path, token: str, scales: Sequence[float]):
-        self.process = process
-        self.socket_path = socket_path
-        self.token = token
-        self.lora = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
+    `lora`: the scale of each adapter, as the server's API takes it.
+    """
+
+    process: "subprocess.Popen[bytes]"
+    socket_path: Path
+    token: str
+    lora: Sequence[Mapping[str, float]] = ()
 
     def complete(
         self,
@@ -184,33 +200,27 @@ class Backend:
         max_tokens: int = 256,
         temperature: float = 0.0,
         tools: Sequence[Mapping[str, Any]] = (),
-        cached: bool = False,
     ) -> Answer:
-        """Return one answer to a chat. `cached`: as a release is served, where a slot reuses the prefix shared with its
-        previous prompt."""
-        request = self._chat_request(messages, max_tokens, temperature, tools) | {"cache_prompt": cached}
-        started = time.perf_counter()
+        """Return one answer to a chat, as a release is served."""
+        request, started = self._chat_request(messages, max_tokens, temperature, tools), time.perf_counter()
         with self._exchange(CHAT, request) as response:
             return read_answer(response, started, SERVER)
 
-    def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> Answer:
-        """Return one greedy answer as a release is served: what an endpoint has too."""
-        return self.complete(messages, max_tokens=max_tokens, tools=tools, cached=True)
-
     def stream(
         self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0
-    ) -> Generator[str, None, str | None]:
-        """Yield the answer piece by piece, with the slot's prompt cache, which is emptied when the scales change.
-        Return the API's reason why it ended."""
-        request = self._chat_request(messages, max_tokens, temperature) | {"cache_prompt": True}
-        with self._exchange(CHAT, request) as response:
-            finish: str | None = None
-            for event in read_events(response, SERVER):
-                finish = next((c["finish_reason"] for c in event["choices"] if c.get("finish_reason")), finish)
-                yield "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    ) -> Generator[str, None, str]:
+        """Yield the answer piece by piece. Return the API's reason why it ended."""
+        finish = None
+        with self._exchange(CHAT, {**self._chat_request(messages, max_tokens, temperature), "stream": True}) as lines:
+            for line in lines:  # server-sent events, the last of which is no JSON: [DONE]
+                if not line.startswith(b"data: {"):
+                    continue
+                for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+                    finish = choice.get("finish_reason") or finish
+                    yield choice["delta"].get("content") or ""
         if finish is None:
             raise Unanswered(f"{SERVER} ended in the middle of an answer")
-        return finish
+        return str(finish)
 
     def peak_memory_bytes(self) -> int:
         """Return the largest memory that the server's processes held so far, the mapped pages of the file included."""
@@ -232,7 +242,7 @@ class Backend:
         return tuple(self.request("/tokenize", body)["tokens"])
 
     def request(
-        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
         """Exchange one JSON document. Raises as `exchange` does, as all that asks the server."""
         with self._exchange(path, body, timeout_s) as response:
@@ -258,44 +268,37 @@ class Backend:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def _chat_request(
-        self,
-        messages: ApiMessages,
-        max_tokens: int,
-        temperature: float,
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, messages: ApiMessages, max_tokens: int, temperature: float, tools: Sequence[Mapping[str, Any]] = ()
     ) -> dict[str, Any]:
-        request = {"messages": list(messages), **streamed(max_tokens, tools), "temperature": temperature}
+        request = {**chat_request(messages, max_tokens, tools), "temperature": temperature}
         request["reasoning_format"] = "none"  # thoughts stay in the text, as they were trained
+        # A slot reuses the prefix shared with its previous prompt. That is safe: llama.cpp empties this cache when the
+        # scales change (tests/llama/test_adapters.py).
+        request["cache_prompt"] = True
         # A request that does not name the scale of every adapter gets the server's own scales, and so what another
-        # adapter computed (ggml-org/llama.cpp#26207). The cache of a slot is safe: llama.cpp empties it when the scales
-        # change (tests/llama/test_adapters.py).
+        # adapter computed (ggml-org/llama.cpp#26207).
         return {**request, "lora": self.lora} if self.lora else request
 
     def _exchange(
-        self, path: str, body: Mapping[str, Any] | None, timeout_s: float = REQUEST_TIMEOUT_S
+        self, path: str, body: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S
     ) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
-        return exchange(SocketConnection(self.socket_path, timeout_s), path, body, self.token, SERVER)
+        return exchange(_SocketConnection(self.socket_path, timeout_s), path, body, self.token, SERVER)
 
 
 def _start(
-    model: Path, settings: ServerSettings, program: str | None, socket_path: Path, log: Path, timeout_s: float
-) -> Backend:
-    token = secrets.token_urlsafe(32)
+    command: Sequence[str], settings: ServerSettings, model: Path, token: str, log: Path
+) -> "subprocess.Popen[bytes]":
+    """Start the child that holds the server. Raises Busy for a card that is trained on."""
+    whole = model.resolve()
+    parts = whole.parent.glob(f"{whole.stem.rpartition('-of-')[0].rpartition('-')[0]}-*-of-*.gguf")
+    adapters = [path.resolve() for path, _ in settings.adapters]
     leases = () if settings.device in ("", "cpu") else (serve_on(settings.device),)
     document = {
-        "program": program,
-        "model": str(model.resolve()),
-        "alias": model.stem,
-        "adapters": [str(path.resolve()) for path, _ in settings.adapters],
-        "socket": str(socket_path),
+        "command": command,
         "token": token,
-        "slots": settings.slots,
-        "context_tokens": settings.context_tokens,
-        "threads": settings.threads,
+        "files": list(map(str, [whole, *(parts if "-of-" in whole.stem else ()), *adapters])),
+        "folder": str(log.parent),
         "on_cpu": settings.device == "cpu",
-        "warm_up": settings.warm_up,
-        "batch_tokens": settings.batch_tokens,
-        "template": thinking_arguments(str(read_header(model).settings.get("tokenizer.chat_template", ""))),
         "lease_fds": leases,
         # The kernel ties it to the thread that starts it, of which only the first lives as long as its process.
         "dies_with_parent": threading.current_thread() is threading.main_thread(),
@@ -311,21 +314,35 @@ def _start(
                 env=named_environment(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT=_spins()),
                 start_new_session=True,
             )
-        give_way(process.pid)
     finally:
         for descriptor in leases:  # the child holds them now
             os.close(descriptor)
-    backend = Backend(process, socket_path, token, [scale for _, scale in settings.adapters])
-    try:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: its log tells why
-            process.stdin.write(json.dumps(document).encode() + b"\n")
-            process.stdin.flush()
-        _wait_until_ready(backend, model, log, timeout_s)
-    except BaseException:
-        backend.stop()
-        raise
-    return backend
+    give_way(process.pid)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once: its log tells why
+        process.stdin.write(json.dumps(document).encode() + b"\n")
+        process.stdin.flush()
+    return process
+
+
+def _arguments(model: Path, settings: ServerSettings, socket_path: Path) -> list[str]:
+    """Return llama-server's arguments, which llama/wheel.py takes too."""
+    arguments = ["--model", str(model.resolve()), "--alias", model.stem, "--host", str(socket_path)]
+    arguments += ["--parallel", str(settings.slots), "--ctx-size", str(settings.context_tokens * settings.slots)]
+    # The cache in host memory is matched by tokens alone, before adapters are compared: a prompt under A, another under
+    # B, and the first under B again reused 119 of 120 tokens of A.
+    arguments += ["--cache-ram", "0", "--jinja", "--no-webui", "--no-slots", "--offline"]
+    for path, _ in settings.adapters:
+        arguments += ["--lora", str(path.resolve())]  # scales come with each request
+    if template := thinking_arguments(str(read_header(model).settings.get("tokenizer.chat_template", ""))):
+        arguments += ["--chat-template-kwargs", json.dumps(template)]
+    if settings.threads:
+        arguments += ["--threads", str(settings.threads)]
+    if settings.batch_tokens:
+        arguments += ["--batch-size", str(settings.batch_tokens)]
+    if settings.device == "cpu":
+        arguments += ["--n-gpu-layers", "0"]
+    return arguments if settings.warm_up else [*arguments, "--no-warmup"]
 
 
 def _spins() -> str:
@@ -357,15 +374,15 @@ def _wait_until_ready(backend: Backend, model: Path, log: Path, timeout_s: float
                 hint="try again when less is running here, or choose a smaller --quant",
             )
         time.sleep(_POLL_S)
-    reasons = _REASON.findall(log.read_text(encoding="utf-8", errors="replace"))
-    if backend.process.returncode in _KILLED:  # as the kernel does when no memory is left
+    if backend.process.returncode == _KILLED:  # as the kernel does when no memory is left
         raise MachineNotFit(f"the llama.cpp server was killed while loading{_last_lines(log)}", hint=_MEMORY_HINT)
+    reasons = _REASON.findall(log.read_text(encoding="utf-8", errors="replace"))
     if not reasons:
         hint = "if the file is damaged, export it again"
         raise MachineNotFit(f"the llama.cpp server ended while loading{_last_lines(log)}", hint=hint)
     hint = "export it again if it is damaged; a newer llama.cpp may know this model"
-    full = _NO_MEMORY.search(reasons[-1]) is not None
-    raise MachineNotFit(f"llama.cpp can't load {model}: {reasons[-1]}", hint=_MEMORY_HINT if full else hint)
+    hint = _MEMORY_HINT if _NO_MEMORY.search(reasons[-1]) else hint
+    raise MachineNotFit(f"llama.cpp can't load {model}: {reasons[-1]}", hint=hint)
 
 
 def _last_lines(log: Path) -> str:

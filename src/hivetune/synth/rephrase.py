@@ -27,13 +27,13 @@ def rephrasing(model: str) -> Iterator[tuple[str, Rephrase]]:
     Raises UsageError for a model that can't be asked. The function raises HivetuneError when it fails again and again.
     """
     side, failures = find_artefact(model, None, SERVED_QUANT), 0
-    with open_artefact(side, ServerSettings(slots=1)) as (answerer, _):
+    with open_artefact(side, ServerSettings(slots=1)) as answerer:
 
         def reword(question: str) -> str:
             nonlocal failures
             messages = ({"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question})
             try:
-                text = answerer.timed(messages, max_tokens=QUESTION_TOKENS).text.strip().strip('"')
+                text = answerer.complete(messages, max_tokens=QUESTION_TOKENS).text.strip().strip('"')
             except HivetuneError:
                 failures += 1
                 if failures >= MAX_FAILURES:
