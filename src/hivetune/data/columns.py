@@ -4,11 +4,10 @@ when and how well), which are read out of a row here.
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.data.pieces.values import Row
 
@@ -29,22 +28,22 @@ TIME = (
     *("timestamp", "time", "created_at", "created", "ts", "date", "create_time", "start_time", "started_at"),
     "start_time_unix_nano",
 )
-SUCCESS, FEEDBACK = ("success",), ("feedback",)
 OWN_ID = ("interaction_id", "event_id", "id", "uuid")
-INNER_ID = ("id", "_id", "$oid", "uuid", "name")  # of a session or user that is an object
+_NAMES = (OWN_ID, SESSION, USER, AGENT, CATEGORY, TIME, ("success",), ("feedback",))  # in the order of Fields
+FACTS = frozenset(name for names in _NAMES for name in names)
 NESTED = ("metadata", "meta", "attributes", "info", "request", "request_body", "body", "extra", "context")
-FACTS = frozenset((*OWN_ID, *SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK))
-ANSWERS_OF_USER = frozenset(("assistant", "bot", "ai"))  # beside one of these, `user` is what was said
-YES, NO = frozenset(("true", "yes", "1")), frozenset(("false", "no", "0"))
-LIKED = frozenset(("up", "thumbs_up", "like", "good", "+1", "👍"))
-DISLIKED = frozenset(("down", "thumbs_down", "dislike", "bad", "-1", "👎"))
-# Powers of ten between the units that clocks are written in; today is 1.8e9 seconds.
-# Powers of ten between the units that clocks are written in; today is 1.8e9 seconds.
-LARGEST_SECONDS = 1e11
+_INNER_ID = ("id", "_id", "$oid", "uuid", "name")  # of a session or user that is an object
+_ANSWERS_OF_USER = frozenset(("assistant", "bot", "ai"))  # beside one of these, `user` is what was said
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_THUMBS = dict.fromkeys(("up", "thumbs_up", "like", "good", "+1", "👍"), 1.0)
+_THUMBS |= dict.fromkeys(("down", "thumbs_down", "dislike", "bad", "-1", "👎"), -1.0)
+# Clocks count s, ms, us or ns, each a thousand times the one before, and today is 1.8e9 s: what is larger than this
+# (the year 5138) is of a smaller unit.
+_LARGEST_SECONDS = 1e11
 # What `data.columns` may map, each with what it is. `hivetune check --help` prints this.
 FIELDS: Mapping[str, str] = {
     "prompt": "the question; a+b joins columns",
-    "completion": "the answer; a+b writes columns as JSON",
+    "completion": "the answer",
     "messages": "a list of turns",
     "role": "of a turn: who speaks",
     "text": "of a turn: the words; without messages: a text that is learned whole",
@@ -52,7 +51,6 @@ FIELDS: Mapping[str, str] = {
     "user": "the user's id",
     "system": "the system prompt, a column or a text in quotes",
     "tools": "the tools that may be called",
-    "history": "earlier turns, or pairs of question and answer",
     "reasoning": "what was thought before the answer",
     "chosen": "the better of two answers",
     "rejected": "the worse of two answers",
@@ -89,9 +87,8 @@ def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
     return None if tuple(plain) == names else tuple(plain)
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """The columns of one row. `time` is seconds since 1970, UTC; None: the row does not say."""
+class Fields(NamedTuple):
+    """The facts of one row. `time` is seconds since 1970, UTC; None: the row does not say."""
 
     own_id: str | None
     session: str | None
@@ -105,29 +102,30 @@ class Fields:
 
 def extract(row: Mapping[str, Any]) -> Fields:
     """Return the fields of a row. A value that makes no sense is None; the row itself keeps it."""
-    values: list[Any] = []
-    for holder in (row, *(row[name] for name in columns_of(tuple(row))[1] if isinstance(row[name], dict))):
-        # Of each field the first column with a value: of the row itself, else of an object in it.
-        columns = columns_of(tuple(holder))[0]
-        found = [next((holder[name] for name in names if holder[name] not in (None, "")), None) for names in columns]
-        values = [new if value is None else value for value, new in zip(values or found, found, strict=True)]
+    columns, nested = columns_of(tuple(row))
+    values = [_first(row, names) for names in columns]
+    for holder in (row[name] for name in nested if isinstance(row[name], dict)):
+        # What the row itself does not say may stand in an object of it.
+        inner = (_first(holder, names) for names in columns_of(tuple(holder))[0])
+        values = [new if value is None else value for value, new in zip(values, inner, strict=True)]
     *texts, time, success, feedback = values
     own_id, session, user, agent, category = map(_text, texts)
     return Fields(own_id, session, user, agent, category, as_time(time), as_success(success), as_feedback(feedback))
 
 
-@lru_cache(512)
+def _first(row: Mapping[str, Any], names: Iterable[str]) -> Any:
+    return next((row[name] for name in names if row[name] not in (None, "")), None)
+
+
+@lru_cache(512)  # looking for every name in every row took a third of the reading time
 def columns_of(names: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """Return the columns that may hold each field, the best first, and those that may be objects with more. It
-    is done once for each kind of row: looking for every name in every row took a third of the reading time.
-    """
+    """Return the columns that may hold each field, the best first, and those that may be objects with more."""
     plain: dict[str, str] = {}
     for name in names:
         plain.setdefault(plain_name(name), name)
-    if not ANSWERS_OF_USER.isdisjoint(plain):
+    if not _ANSWERS_OF_USER.isdisjoint(plain):
         plain.pop("user", None)
-    fields = (OWN_ID, SESSION, USER, AGENT, CATEGORY, TIME, SUCCESS, FEEDBACK)
-    by_field = tuple(tuple(plain[name] for name in field if name in plain) for field in fields)
+    by_field = tuple(tuple(plain[name] for name in field if name in plain) for field in _NAMES)
     return by_field, tuple(plain[name] for name in NESTED if name in plain)
 
 
@@ -145,14 +143,10 @@ def as_time(value: Any) -> float | None:
     """Return seconds since 1970 of a number (s, ms, us or ns, told apart by size) or of ISO 8601 (UTC if it names no
     zone).
     """
-    if value is None:
-        return None
-    number = as_number(value)
-    if number is not None:
+    if (number := as_number(value)) is not None:
         for _ in range(3):
-            if number > LARGEST_SECONDS:
-                number /= 1000
-        return number if 0 < number <= LARGEST_SECONDS else None
+            number = number / 1000 if number > _LARGEST_SECONDS else number
+        return number if 0 < number <= _LARGEST_SECONDS else None
     if not isinstance(value, str):
         return None
     try:
@@ -162,32 +156,33 @@ def as_time(value: Any) -> float | None:
         return None
 
 
+def as_position(value: Any) -> float | None:
+    """Return a number as it is, else a time, to order turns by."""
+    number = as_number(value)
+    return as_time(value) if number is None else number
+
+
 def as_success(value: Any) -> bool | None:
-    """Return a boolean, 0, 1, or one of the words in YES and NO."""
+    """Return what a truth value, 0, 1 or a word for these says; None for anything else."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):
         return bool(value) if value in (0, 1) else None
-    word = value.strip().lower() if isinstance(value, str) else ""
-    return True if word in YES else False if word in NO else None
+    return _WORDS.get(value.strip().lower()) if isinstance(value, str) else None
 
 
 def as_feedback(value: Any) -> float | None:
-    """Return a number as it is; a thumb or one of the words in LIKED and DISLIKED as 1 or -1."""
+    """Return a number as it is; a truth value, a thumb or a word for one as 1 or -1."""
     if isinstance(value, bool):
         return 1.0 if value else -1.0
-    word = value.strip().lower() if isinstance(value, str) else ""
-    if word in LIKED:
-        return 1.0
-    return -1.0 if word in DISLIKED else as_number(value)
+    thumb = _THUMBS.get(value.strip().lower()) if isinstance(value, str) else None
+    return as_number(value) if thumb is None else thumb
 
 
 def _text(value: Any) -> str | None:
     """Return an id or a name: text, a whole number (CSV and Parquet make 7.0 of 7), or an object that has an id."""
-    if value is None:
-        return None
     if isinstance(value, dict):
-        value = next((value[key] for key in INNER_ID if isinstance(value.get(key), str | int | float)), None)
+        value = next((value[key] for key in _INNER_ID if isinstance(value.get(key), str | int | float)), None)
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else value
     elif isinstance(value, bool) or not isinstance(value, str | int):

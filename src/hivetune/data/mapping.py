@@ -7,7 +7,6 @@
     rows=topics[].items[]                   where in each record the rows stand
     where=outcome=resolved                  other rows are set aside; also `a!=b` and `a in b|c`
     system='You answer in one sentence.'    a text in quotes is the text itself
-    prompt="Question, in short"             a name with a comma or a quotation mark
 
 A column that is really called so goes before all of these. A field that is not mapped is read under its exact name.
 """
@@ -15,7 +14,6 @@ A column that is really called so goes before all of these. A field that is not 
 import difflib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -28,15 +26,15 @@ from hivetune.data.columns import (
     REASONING,
     SYSTEM,
     TOOLS,
-    as_number,
-    as_time,
+    as_position,
+    as_success,
     plain_name,
 )
 from hivetune.data.pieces.format import Log
 from hivetune.data.pieces.sessions import ASSISTANT as SPEAKER
 from hivetune.data.pieces.sessions import SESSION, TableTurn, table_rows
 from hivetune.data.pieces.turns import ROLE_KEYS, ROLES
-from hivetune.data.pieces.values import Path, Row, compile_path, parsed
+from hivetune.data.pieces.values import Path, Row, compile_path, one_of, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
@@ -55,32 +53,30 @@ AND = "+"
 OF_ANSWERS = frozenset(("chosen", "rejected", "correction", "rejected_answer"))
 OWN = frozenset(("answered_by", "client", "latency_s", "logprob", "synth", "untrusted", "origin", "checker", "weight"))
 _MAX_NAMED = 8  # columns in a message
-_PLAIN_STEP = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]*\])*|\[[^\]]*\]|\*", re.ASCII)
-_NAME = r'"(?:[^"\\]|\\.)*"'  # as JSON writes it
-_PIECE = re.compile(rf"(?:[^,'\[\"]|'(?:[^'\\]|\\.)*'|{_NAME}|\[[^\]]*\])+")
+# A comma ends a column only where a field follows it, so that texts, paths and names may have commas. `==` is of paths.
+_NEXT_FIELD = re.compile(r",\s*(?=\w+\s*=(?!=))")
 _WHERE = re.compile(r"(?P<column>.+?)(?P<how>\s*!=\s*|\s*=\s*|\s+in\s+)(?P<wanted>.*)", re.S)
 
 
 def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """Return `row` with our field names for the user's columns. Raise RowRefused: filtered."""
+    """Return `row` with our field names for the user's columns. Raise RowRefused: filtered, no-trained-token for a row
+    of weight 0, wrong-type for another weight.
+    """
     _filter(row, columns)
     sides = sides_of(columns)
-    used = {part for field, column in sides.items() for part in named_in(row, field, column)}
     mapped: dict[str, Any] = {}
     for field, column in sides.items():
-        value = side_of(row, field, column)
-        if value is not None:
+        if (value := side_of(row, field, column)) is not None:
             asked = field == "prompt" and isinstance(value, dict) and value.keys().isdisjoint(_OF_TURN_OBJECTS)
             mapped[_FIRST_NAMES.get(field, field)] = json.dumps(value, ensure_ascii=False) if asked else value
+    used = {part for field, column in sides.items() for part in named_in(row, field, column)}
     for name in _kept(tuple(row), tuple(sides)) if maps_content(columns) else row:
         if name not in used:
             mapped.setdefault(name, row[name])
-    if "weight" in sides:
-        weight = _plain(mapped.get("weight", 1))
-        if weight in ("0", "0.0", "false"):
-            raise RowRefused("no-trained-token", "its weight is 0")
-        if weight not in ("1", "1.0", "true"):
+    if "weight" in sides and not (is_learned := as_success(mapped.get("weight", 1))):
+        if is_learned is None:
             raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
+        raise RowRefused("no-trained-token", "its weight is 0")
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
         if "role" in columns or ASSISTANT in columns:
@@ -105,9 +101,7 @@ def turn_table(columns: Mapping[str, str]) -> Log:
         except RowRefused as refused:
             return refused
         facts = {_FIRST_NAMES.get(name, name): value_of(event, columns[name]) for name in _SHARED if name in columns}
-        time = facts.get("timestamp")
-        position = as_time(time) if as_number(time) is None else as_number(time)
-        return TableTurn(str(session), _turn(event, columns), position, facts)
+        return TableTurn(str(session), _turn(event, columns), as_position(facts.get("timestamp")), facts)
 
     return Log("turns", lambda head: False, lambda lines: table_rows("turns", lines, read))
 
@@ -158,7 +152,7 @@ def sides_of(columns: Mapping[str, str]) -> dict[str, str]:
 
 def maps_content(columns: Mapping[str, str]) -> bool:
     """Return whether the user says where the conversation stands, so that no other column of one is read."""
-    return any(field in columns for field in CONTENT)
+    return not columns.keys().isdisjoint(CONTENT)
 
 
 def _plain(value: Any) -> str:
@@ -196,13 +190,17 @@ def side_of(row: Row, field: str, column: str) -> Any:
     parts = named_in(row, field, column)
     if len(parts) == 1:
         return value_of(row, column)
-    last = [part.rpartition(".")[2] for part in parts]
-    called = last if len(set(last)) == len(last) else parts  # the last part of each name, if these are unique
-    values = {name: value_of(row, part) for name, part in zip(called, parts, strict=True)}
-    if not all(_has_column(row, part) for part in parts) or all(value in (None, "") for value in values.values()):
+    if not all(_has_column(row, part) for part in parts):
         return None
-    texts = {k: v.strip() if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in values.items()}
-    return "\n".join(f"{name}: {text}" for name, text in texts.items() if values[name] not in (None, ""))
+    last = [part.rpartition(".")[2] for part in parts]
+    names = last if len(set(last)) == len(last) else parts  # the last part of each path, if these are unique
+    lines = []
+    for name, part in zip(names, parts, strict=True):
+        if (value := value_of(row, part)) not in (None, ""):
+            lines.append(
+                f"{name}: {value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+            )
+    return "\n".join(lines) or None
 
 
 def value_of(row: Row, column: str) -> Any:
@@ -216,16 +214,11 @@ def value_of(row: Row, column: str) -> Any:
 
 @lru_cache(256)
 def _path(column: str) -> Path:
-    """Return a column as a path; names with other characters need no quotation marks. Raise UsageError."""
-    indexed = re.sub(r"\.(\d+)(?=\.|\[|\Z)", r"[\1]", column)
+    """Return a column as a path. What is no path is the name of a column, with whatever characters."""
     try:
-        return compile_path(indexed)
+        return compile_path(column)
     except ValueError:
-        steps = (step if _PLAIN_STEP.fullmatch(step) else json.dumps(step) for step in indexed.split("."))
-    try:
-        return compile_path(".".join(steps))
-    except ValueError as error:
-        raise UsageError(f"data.columns: {error}") from None
+        return Path(column, lambda value: one_of(value, column), frozenset((column,)))
 
 
 def rows_at(record: Any, path: str) -> list[Any]:
@@ -236,17 +229,15 @@ def rows_at(record: Any, path: str) -> list[Any]:
 
 def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
     """Return which of the user's columns a row does not have, or has without a value; None where it has them all."""
-    sides = sides_of(columns).items()
-    field, column = next(((field, name) for field, name in sides if side_of(row, field, name) is None), ("", ""))
-    if not field:
-        return None
-    parts = named_in(row, field, column)
-    name = next((part for part in parts if not _has_column(row, part)), None)
-    if name is not None:
-        return RowRefused("unknown-layout", f"the row has no column {name!r}; {near_column(row, name)}")
-    which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
-    reason = "empty-turn" if field in ("completion", "prompt") else "unknown-layout"
-    return RowRefused(reason, f"{which} empty in this row")
+    for field, column in sides_of(columns).items():
+        if side_of(row, field, column) is None:
+            parts = named_in(row, field, column)
+            if (name := next((part for part in parts if not _has_column(row, part)), None)) is not None:
+                return RowRefused("unknown-layout", f"the row has no column {name!r}; {near_column(row, name)}")
+            which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
+            reason = "empty-turn" if field in ("completion", "prompt") else "unknown-layout"
+            return RowRefused(reason, f"{which} empty in this row")
+    return None
 
 
 def missing_fields(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
@@ -275,46 +266,36 @@ def near_column(row: Row, name: str) -> str:
 def _has_column(row: Row, column: str) -> bool:
     """Return whether a row has a column, with or without a value."""
     above, _, last = column.rpartition(".")
-    if column in row or not above:
-        return column in row or value_of(row, column) is not None
-    holder = parsed(value_of(row, above))
-    return (isinstance(holder, Mapping) and last in holder) or value_of(row, column) is not None
+    if column in row or value_of(row, column) is not None:
+        return True
+    holder = parsed(value_of(row, above)) if above else None
+    return isinstance(holder, Mapping) and last in holder
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """Return the value of `--columns`: FIELD=COLUMN,... texts in quotes, paths in brackets. Raise UsageError."""
-    pieces = _PIECE.findall(text)
-    pairs = [(ours.strip(), yours.strip()) for ours, _, yours in (piece.partition("=") for piece in pieces)]
-    if ",".join(pieces) != text.strip(",") or not all(ours and yours for ours, yours in pairs):
-        hint = 'for example prompt=question; a name with a comma or a quotation mark is quoted: prompt="Ann\'s text"'
-        raise UsageError(f"--columns {text}: not of the form FIELD=COLUMN,...", hint=hint)
-    try:
-        columns = {ours: json.loads(yours) if _is_written_name(yours) else yours for ours, yours in pairs}
-    except ValueError as error:
-        raise UsageError(f"--columns {text}: {error}", hint="write \\ as \\\\ in quotation marks") from None
-    if len(columns) < len(pairs):
-        twice = next(ours for ours, count in Counter(ours for ours, _ in pairs).items() if count > 1)
-        hint = "join columns with +, as in prompt=title+body" if twice in _JOINED else "keep one"
-        raise UsageError(f"--columns {text}: {twice} is mapped twice", hint=hint)
+    """Return the value of `--columns`: FIELD=COLUMN,... Raise UsageError."""
+    columns: dict[str, str] = {}
+    for piece in _NEXT_FIELD.split(text.strip().strip(",")):
+        field, _, column = (part.strip() for part in piece.partition("="))
+        if not field or not column:
+            hint = "for example prompt=question,completion=answer"
+            raise UsageError(f"--columns {text}: not of the form FIELD=COLUMN,...", hint=hint)
+        if field in columns:
+            hint = "join columns with +, as in prompt=title+body" if field in _JOINED else "keep one"
+            raise UsageError(f"--columns {text}: {field} is mapped twice", hint=hint)
+        columns[field] = column
     return columns
 
 
-def _is_written_name(yours: str) -> bool:
-    return re.fullmatch(_NAME, yours) is not None
-
-
 def write_columns(columns: Mapping[str, str]) -> str:
-    """Return the value of `--columns` that `parse_columns` reads as these columns."""
-    return ",".join(f"{ours}={_written(yours)}" for ours, yours in columns.items())
-
-
-def _written(yours: str) -> str:
-    is_plain = _PIECE.fullmatch(yours) and yours == yours.strip() and not _is_written_name(yours)
-    return yours if is_plain else json.dumps(yours, ensure_ascii=False)
+    """Return the value of `--columns` that `parse_columns` reads as these columns, unless the name of a column begins
+    or ends with a blank, or holds what a field of a mapping looks like (`, a=`).
+    """
+    return ",".join(f"{field}={column}" for field, column in columns.items())
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Raise UsageError for an unknown field, whose column would be ignored, and for an invalid path or condition."""
+    """Raise UsageError for an unknown field, whose column would be ignored, and for what is no condition."""
     for name, column in columns.items():
         if name not in FIELDS:
             near = difflib.get_close_matches(name, FIELDS, 1)
@@ -322,8 +303,6 @@ def check_columns(columns: Mapping[str, str]) -> None:
             raise UsageError(f"data.columns: there is no field {name!r}", hint=hint)
         if name == WHERE:
             where_of(column)
-        elif name != ASSISTANT and AND not in column:
-            _path(column)
     if "role" in columns and "messages" not in columns and not is_turn_table(columns):
         hint = "add messages=COLUMN for a list of turns, or session=COLUMN and text=COLUMN for one turn a row"
         raise UsageError("data.columns: role is of a turn, and messages is not mapped", hint=hint)

@@ -189,8 +189,8 @@ def test_a_users_toml_file_is_a_format(own_formats: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("messages =", "mesages ="), "unknown key 'mesages'"),
-        (('needs = ["desk_ticket", "posts"]', ""), "lacks needs, or a path of its words"),
+        (("messages =", "mesages ="), "unknown setting 'mesages', did you mean 'messages'"),
+        (('needs = ["desk_ticket", "posts"]', ""), "'needs' is missing"),
         (('"posts"\nrole', '"posts["\nrole'), "'posts\\[' is not a path"),
         (("[our-desk]", "[messages]"), "two formats are called 'messages'"),
         (('skip = "internal"', 'refuse = { bad = "x" }'), "there is no reason 'bad'"),
