@@ -12,7 +12,6 @@ from hivetune.config import DataConfig
 from hivetune.data.forget import forget
 from hivetune.data.frozen import (
     FrozenQuestion,
-    drop_win,
     freeze,
     frozen_folder,
     names_with_wins,
@@ -50,14 +49,6 @@ def test_a_damaged_win_is_one_error() -> None:
     path.write_text(path.read_text()[:-9])
     with pytest.raises(UsageError, match="damaged"):
         wins_of("helpdesk")
-
-
-def test_a_win_can_be_dropped_by_its_key() -> None:
-    freeze("helpdesk", [win("first"), win("second")])
-    with pytest.raises(UsageError, match="no question of helpdesk begins with 'zz'"):
-        drop_win("helpdesk", "zz")
-    drop_win("helpdesk", win("first").key[:10])
-    assert wins_of("helpdesk") == [win("second")]
 
 
 def test_rows_that_ask_a_frozen_question_are_set_aside(tmp_path: Path) -> None:

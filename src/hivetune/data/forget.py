@@ -100,7 +100,7 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
     wins = [(name, win) for name in names_with_wins() for win in wins_of(name)]
     wins = [(name, w) for name, w in wins if sought.holds(w.source, w.session, w.user, w.interaction_id)]
     for name, win in wins:
-        drop_win(name, win.key)
+        drop_win(name, win)
     if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # the log still holds the old pages
         raise Busy(
             "the rows are removed, but another process still reads their database pages",

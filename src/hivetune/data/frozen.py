@@ -7,7 +7,6 @@ Each question is a file of its own, written atomically and never changed, so tha
 set. `data forget` deletes the questions of what it forgets.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,12 @@ from typing import Any, Literal
 from hivetune.base.disk import home, write_json
 from hivetune.base.documents import read_document
 from hivetune.base.private import make_folder
+from hivetune.base.typed import from_plain, to_plain
 from hivetune.data.checks.lessons import group_hash, question, read_hash
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import request_hash, template_message
-from hivetune.data.snapshot import RowInfo, messages_from, messages_json
+from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused, UsageError
 from hivetune.records import Example, Message
 
@@ -66,7 +66,7 @@ def freeze(name: str, questions: Iterable[FrozenQuestion]) -> int:
     for win in questions:
         path = folder / f"{win.key}.json"
         if not path.exists():
-            write_json(path, _document(win))
+            write_json(path, {"schema": 1, **to_plain(win)})
             new += 1
     return new
 
@@ -80,13 +80,9 @@ def names_with_wins() -> list[str]:
     return sorted(path.name for path in (home() / FROZEN).glob("*") if path.is_dir())
 
 
-def drop_win(name: str, key: str) -> None:
-    """Remove the win whose key begins with `key`. Raises UsageError if there is none or more than one."""
-    paths = [path for path in frozen_folder(name).glob("*.json") if key and path.name.startswith(key)]
-    if len(paths) != 1:
-        many = f"{len(paths)} questions of {name} begin" if paths else f"no question of {name} begins"
-        raise UsageError(f"{many} with {key!r}", hint="give more of the key")
-    paths[0].unlink()
+def drop_win(name: str, win: FrozenQuestion) -> None:
+    """Remove a win of the releases NAME."""
+    (frozen_folder(name) / f"{win.key}.json").unlink()
 
 
 def is_name(entry: str) -> bool:
@@ -99,10 +95,10 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
 
     Raises DataRefused naming the first unusable row, UsageError for a missing file.
     """
-    questions = []
+    questions = list[FrozenQuestion]()
     paths = [entry for entry in entries if not is_name(entry)]
     if not paths:
-        return []
+        return questions
     for raw in rows_of_files(paths):
         try:
             example = example_of(raw)
@@ -148,25 +144,13 @@ def frozen_hashes(own_files: Sequence[str] = ()) -> frozenset[int]:
     return frozenset(hashes)
 
 
-def _document(q: FrozenQuestion) -> dict[str, Any]:
-    fields = {name: getattr(q, name) for name in q.__dataclass_fields__ if name not in ("messages", "tools")}
-    return {
-        "schema": 1,
-        **fields,
-        "messages": json.loads(messages_json(q.messages)),
-        "tools": [dict(tool) for tool in q.tools],
-    }
-
-
 def _win(path: Path) -> FrozenQuestion:
     try:
         document = read_document(path)
+        if document.pop("schema", None) != 1:
+            raise ValueError("it is of another version of Hivetune")
+        return from_plain(FrozenQuestion, document)
     except UsageError as error:
         raise UsageError(error.message, hint="restore it from a copy, or delete it") from None
-    try:
-        if document.pop("schema") != 1:
-            raise UsageError(f"{path} was written by a newer Hivetune", hint="upgrade Hivetune")
-        messages, tools = messages_from(json.dumps(document.pop("messages"))), tuple(document.pop("tools"))
-        return FrozenQuestion(messages=messages, tools=tools, **document)
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{path} is damaged: {error}", hint="delete it, or restore it from a copy") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: {error}", hint="restore it from a copy, or delete it") from None
