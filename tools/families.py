@@ -265,7 +265,7 @@ def _export(kind: str, folder: Path, row: dict[str, Any]) -> None:
         return load_general(model, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), why="asked")
 
     try:
-        merge(folder / "prepared", folder / "adapter", folder / "merged", "source", Heartbeat(None))
+        merge(folder / "prepared", folder / "adapter", folder / "merged", Heartbeat(None))
     except UsageError:
         row["merged_error"] = None  # its files name tensors otherwise than its modules
     else:

@@ -25,7 +25,7 @@ from hivetune.models.prepared import fetch_model
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
-from hivetune.release.prove import export_merged, prove_export, unserved_base
+from hivetune.release.prove import prove_export, unserved_base
 from hivetune.run.folder import EVENTS, adapter_hash, require_adapter
 from hivetune.run.status import find_run, refuse_older_adapter
 from hivetune.serve.chat import most_prompt
@@ -137,8 +137,6 @@ def export(
 
     With `prove` the exported file is checked to compute what was trained. Raises HivetuneError if it does not.
     """
-    if to == "merged" and prove:
-        return export_merged(run.folder, progress)[0]
     exported = export_run(run.folder, to, quant=quant, progress=progress)
     if prove:
         prove_export(run.folder, exported, progress)

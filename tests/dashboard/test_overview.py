@@ -23,7 +23,7 @@ def run(folder: Path, state: State) -> RunStatus:
 
 
 def release(version: int, verdict: str | None, *aliases: str, withdrawn: str = "") -> Release:
-    return Release("faq", version, "/runs/one", "m", "0", "1", "2", verdict, {}, 0.0, withdrawn, False, aliases)
+    return Release("faq", version, "/runs/one", "m", "0", "1", "2", verdict, {}, 0.0, False, withdrawn, aliases)
 
 
 CHAMPION = release(1, "deploy", "champion")

@@ -18,20 +18,24 @@ from hivetune.process.protocol import Passage
 from hivetune.release import prove
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
-from hivetune.release.prove import base_problem, ensure_base_served, unserved_base
+from hivetune.release.prove import base_problem, unserved_base
 from hivetune.release.registry import find, gguf_adapter
 from hivetune.train.open import Run
 from hivetune.train.plan.steps import Plan
 
 
+def new_run(model: Path, name: str) -> Run:
+    config = RunConfig.model_validate({"model": name, "data": {"path": "rows.jsonl"}})
+    return Run(home() / "new", config, model, Snapshot.__new__(Snapshot), Plan.__new__(Plan))
+
+
 @pytest.mark.slow
-def test_a_base_is_proven_once(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_is_proven_once_before_the_first_training(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_home()
-    assert base_problem(model) == ""
-    ensure_base_served(MODEL, model)
+    assert base_problem(model) == ""  # nobody looked
+    assert unserved_base(new_run(model, MODEL)) == ""
     monkeypatch.setattr(prove, "_base_problems", None)  # nothing is measured again
-    ensure_base_served(MODEL, model)
-    assert base_problem(model) == ""
+    assert unserved_base(new_run(model, MODEL)) == base_problem(model) == ""
 
 
 @pytest.mark.slow
@@ -42,13 +46,10 @@ def test_a_base_that_llama_cpp_cant_serve_is_known_before_the_training(
     model = home() / "models" / "tiny"
     shutil.copytree(tiny_model_folder, model)
     for _ in range(2):
-        with pytest.raises(HivetuneError, match="converter can't write this model"):
-            ensure_base_served("tiny", model)
+        found = unserved_base(new_run(model, "tiny"))
+        assert "judged by its loss alone: llama.cpp's converter can't write this model" in found
         monkeypatch.setattr(prove, "_base_problems", None)
     assert "converter can't write this model" in base_problem(model)
-    config = RunConfig.model_validate({"model": "tiny", "data": {"path": "rows.jsonl"}})
-    run = Run(own_home / "new", config, model, Snapshot.__new__(Snapshot), Plan.__new__(Plan))
-    assert "the run is judged by its loss alone: llama.cpp's converter" in unserved_base(run)
 
 
 @pytest.mark.slow
@@ -61,7 +62,7 @@ def test_another_adapter_in_the_place_of_a_proven_one_is_found(own_home: Path, t
     settings = ServerSettings(adapters=((files[0], 0.0), (files[1], 0.0)), context_tokens=256)
     with open_backend(base, settings) as backend:
         scores, _ = prove.score_passages(backend, passages, adapter=0)
-        proof = {"quant": SERVED_QUANT, "recorded": prove._recorded(passages, scores)}
+        proof = {"quant": SERVED_QUANT, "recorded": prove.record(passages, scores)}
         prove.check_recorded(backend, json.loads(json.dumps(proof)), SERVED_QUANT, 0, labels[0])
         with pytest.raises(HivetuneError, match="answers differently from when it was registered"):
             prove.check_recorded(backend, proof, SERVED_QUANT, 1, labels[0])

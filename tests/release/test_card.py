@@ -7,9 +7,7 @@ import pytest
 from serve.hive import MODEL, make_home, write_adapter
 
 from hivetune.base.disk import write_manifest
-from hivetune.errors import HivetuneError
-from hivetune.release import prove
-from hivetune.release.export import Exported, Source, export
+from hivetune.release.export import Source, export
 
 
 @pytest.mark.slow
@@ -40,24 +38,3 @@ def test_a_folder_has_a_portable_base_and_a_card(tmp_path: Path) -> None:
         "## Licence",
     ):
         assert words in card
-
-
-def test_a_merged_model_has_the_first_type_that_keeps_what_was_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """bfloat16 swallows most of a lightly trained adapter: 0.61 of its effect arrived, and nothing else was offered."""
-    asked: list[str] = []
-
-    def make(folder: Path, to: str, *, dtype: str, progress: object) -> Exported:
-        asked.append(dtype)
-        return Exported("merged", folder, folder, 0, True)
-
-    def check(folder: Path, exported: Exported, progress: object) -> dict[str, object]:
-        if asked[-1] == "source":
-            raise HivetuneError("0.61 times the adapter's effect arrived instead of once")
-        return {"holds": True, "typical": 0.001, "bound": 0.03, "effect": 1.0, "dtype": asked[-1]}
-
-    monkeypatch.setattr(prove, "export_run", make)
-    monkeypatch.setattr(prove, "prove_export", check)
-    _, proof = prove.export_merged(tmp_path)
-    assert asked == ["source", "float16"] and "in float16, since the base's own type" in prove.describe_proof(proof)

@@ -17,7 +17,7 @@ from hivetune.llama.backend import find_engine
 from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, export_run
 from hivetune.release.gguf import QUANTS
-from hivetune.release.prove import describe_proof, export_merged, prove_export
+from hivetune.release.prove import describe_proof, prove_export
 from hivetune.release.registry import Release, explain_release, forgotten_rows, who
 from hivetune.run.status import find_run
 from hivetune.walk import register_run
@@ -45,12 +45,9 @@ def export(
         say(f"--quant {quant} is ignored: it applies to --to gguf")
     proof: dict[str, Any] | None = None
     with progress(f"exporting {to}", "tensors") as report:
-        if to == "merged" and check:
-            exported, proof = export_merged(folder, report)
-        else:
-            exported = export_run(folder, to, quant=quant or DEFAULT_QUANT, progress=report)
+        exported = export_run(folder, to, quant=quant or DEFAULT_QUANT, progress=report)
     say(f"{'written' if exported.made else 'exists already'}: {exported.path} ({size(exported.size_bytes)})")
-    if check and proof is None:
+    if check:
         try:
             if exported.to in ("gguf", "gguf-adapter"):
                 find_engine()  # asked first: a proof without it would fail after minutes

@@ -151,12 +151,11 @@ class ScorePassages:
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge adapter and base into the folder `target`, in float32, bfloat16, or the base's own dtype ("source")."""
+    """Merge adapter and base into the folder `target`."""
 
     model: Path
     adapter: Path
     target: Path
-    dtype: str = "source"
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from tokenizers import Tokenizer
 from hivetune.base.disk import MANIFEST, lock, problems_once, publish, read_json, sha256_file, write_json
 from hivetune.base.paths import quoted
 from hivetune.base.private import check_own
-from hivetune.errors import DoesNotFit, UsageError
+from hivetune.errors import UsageError
 from hivetune.models.prepared import DESCRIPTION, TEMPLATE, read_prepared, spoken_name
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
-from hivetune.release.gguf import find_quant, weights_bytes, write_gguf
+from hivetune.release.gguf import find_quant, write_gguf
 from hivetune.run.folder import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -40,13 +40,8 @@ from hivetune.run.folder import (
 )
 
 ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter"]
-MergedType = Literal["source", "float16", "float32"]
 DEFAULT_QUANT = "f16"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE, "generation_config.json")
-# What an export takes of the disk while it is written, in sizes of the base's weights: a merged copy, in float32 at
-# most; of GGUF also the file, and the one in F16 that llama-quantize reads.
-WEIGHTS_COPIES = {"merged": 2.0, "gguf": 4.0}
-EXPORT_SPARE_BYTES = 64 << 20
 CARD, MODELFILE = "README.md", "Modelfile"
 _FORMS = {
     "adapter": "for PEFT, beside its base",
@@ -78,15 +73,12 @@ class Source:
     run: Path | None = None
 
 
-def export_run(
-    run: Path, to: str, *, quant: str = DEFAULT_QUANT, dtype: MergedType = "source", progress: Progress = silent
-) -> Exported:
+def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Progress = silent) -> Exported:
     """Export the adapter at the top of a run folder to `RUN/export/`.
 
-    `dtype`: of merged weights; "source" is the base's. Raises UsageError for an unknown target or quantization, a run
-    without adapter, a run that only the home from which this one was copied may write to, and a model that the target
-    can't hold; MachineNotFit for a missing package; DoesNotFit when the disk is too small; Busy while another export
-    runs.
+    Raises UsageError for an unknown target or quantization, a run without adapter, a run that only the home from which
+    this one was copied may write to, and a model that the target can't hold; MachineNotFit for a missing package;
+    DoesNotFit for a full disk, on which nothing half-made stays; Busy while another export runs.
     """
     try:
         check_own(run)
@@ -94,17 +86,11 @@ def export_run(
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs") from None
     record = read_record(run)
     source = Source(run, Path(record["model"]), Path(record["name"]).name, run)
-    return export(source, run / EXPORTS, to, quant=quant, dtype=dtype, progress=progress)
+    return export(source, run / EXPORTS, to, quant=quant, progress=progress)
 
 
 def export(
-    source: Source,
-    parent: Path,
-    to: str,
-    *,
-    quant: str = DEFAULT_QUANT,
-    dtype: MergedType = "source",
-    progress: Progress = silent,
+    source: Source, parent: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Progress = silent
 ) -> Exported:
     """Export any adapter folder, trained or not. Raises as `export_run`."""
     if to not in get_args(ExportFormat):
@@ -117,7 +103,6 @@ def export(
         "kind": "export",
         "to": to,
         "quant": number_type,
-        **({"dtype": dtype} if to == "merged" and dtype != "source" else {}),
         "adapter_sha256": adapter_hash(source.adapter),
         "model_sha256": sha256_file(source.model / MANIFEST),
     }
@@ -132,7 +117,6 @@ def export(
         with lock(parent):
             is_new = not _is_written(folder, identity)  # by another process a moment ago
             if is_new:
-                _check_disk(source, parent, to)
                 _write(source, folder, identity, progress)
     file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
@@ -147,49 +131,31 @@ def run_of_export(file: Path) -> Path | None:
     return None
 
 
-def merged_type(folder: Path) -> MergedType:
-    """Return the number type of the weights of a merged export."""
-    dtype: MergedType = read_json(folder / MANIFEST).get("dtype", "source")
-    return dtype
-
-
 def _is_written(folder: Path, identity: Mapping[str, Any]) -> bool:
     return not problems_once(folder) and identity.items() <= read_json(folder / MANIFEST).items()
 
 
-def _check_disk(source: Source, parent: Path, to: str) -> None:
-    needed = EXPORT_SPARE_BYTES + round(WEIGHTS_COPIES.get(to, 0) * weights_bytes(source.model))
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise DoesNotFit(
-            f"the export needs about {needed / 1e6:,.0f} MB, {parent} has {free / 1e6:,.0f} MB free",
-            hint="free some space",
-        )
-
-
 def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
-    to = identity["to"]
+    to, more = identity["to"], dict[str, Any]()
     # Written aside, with the manifest last, and then renamed: an export is whole or not there. A task gets a folder of
     # its own, so that its logs are no part of it.
     work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
     for leftover in (work, task):
         shutil.rmtree(leftover, ignore_errors=True)
-    work.mkdir(parents=True)
     try:
-        if to == "adapter":
+        if to == "merged":
+            outcome = run_task(Merge(source.model, source.adapter, work), task, on_beat=lambda beat: progress(0, None))
+            more = dict(outcome.check("merging"))
+        elif to == "adapter":
             _copy_adapter(source, work)
-        elif to == "merged":
-            merged = Merge(source.model, source.adapter, task / "merged", str(identity.get("dtype", "source")))
-            run_task(merged, task, on_beat=lambda beat: progress(0, None)).check("merging")
-            work.rmdir()
-            merged.target.rename(work)
         else:
+            work.mkdir()
             file = f"{source.name}-{identity['quant'] or 'lora'}.gguf"
             write_gguf(source.model, source.adapter, identity["quant"], task, file, progress).rename(work / file)
             if to == "gguf":
                 (work / MODELFILE).write_text(_modelfile(source.model, file), encoding="utf-8")
         (work / CARD).write_text(_card(source, to), encoding="utf-8")
-        publish(work, folder, dict(identity))
+        publish(work, folder, {**identity, **more})
     except UsageError as error:  # what GGUF or llama.cpp can't hold
         hint = error.hint or "export the adapter alone, which PEFT loads beside its base: --to adapter"
         raise UsageError(error.message, hint=hint) from None
@@ -200,6 +166,7 @@ def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: 
 
 def _copy_adapter(source: Source, work: Path) -> None:
     """Copy the adapter, with the public name of its base instead of a path, and the base's tokenizer."""
+    work.mkdir()
     shutil.copyfile(source.adapter / ADAPTER, work / ADAPTER)
     base, revision = _portable_base(source.model)
     config = read_json(source.adapter / ADAPTER_CONFIG)

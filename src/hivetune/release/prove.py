@@ -19,6 +19,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -27,25 +28,22 @@ import psutil
 
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_bytes, sha256_file, write_json
 from hivetune.base.documents import read_document
-from hivetune.base.typed import to_plain
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import Snapshot
-from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend
 from hivetune.llama.prompts import HELD_OUT_FIRST, check_prompts, compare_prompts
 from hivetune.models.gguf_header import read_header
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Passage, ScorePassages
 from hivetune.records import Example, Message, Progress, silent
-from hivetune.release.export import Exported, MergedType, export_run, merged_type
+from hivetune.release.export import Exported
 from hivetune.release.gguf import (
     CONVERTER,
     QUANTS,
     SERVED_QUANT,
     TESTED_SERVER,
     base_gguf,
-    find_converter,
-    find_quant,
     weights_bytes,
 )
 from hivetune.release.prune import TOLD
@@ -64,7 +62,6 @@ BASE_BOUNDS = {"q8_0": 0.2, "q6_k": 0.4, "q5_1": 0.8, "q5_0": 0.8, "q5_k_m": 0.8
 COARSEST_BOUND = 1.2
 QUANTIZED_BOUND, QUANTIZED_FACTOR = 0.03, 2.0
 EFFECT_BOUND, EFFECT_ERRORS = 0.1, 3.0
-MERGED_TYPES: tuple[MergedType, ...] = ("source", "float16", "float32")
 # What a base is asked: plain questions of one and two turns, which any chat template renders.
 CONVERSATIONS = (
     ("What is the capital of France?", "The capital of France is Paris."),
@@ -76,9 +73,7 @@ CONVERSATIONS = (
 # files on another processor or build differ by hundredths, another adapter by 0.5 and more.
 RECORDED_PASSAGES, RECORDED_BOUND = 3, 0.25
 _FORCING_BIAS = 1000.0  # nats: far above any logit
-_SLOTS = 4
-_CONTEXT_TOKENS = 4096
-_MEMORY_SHARE = 0.75  # of the free memory, for both sides at once
+_SERVER = ServerSettings(slots=4, context_tokens=4096)
 
 # By passage and place: [log-probability of the token there, [[token, log-probability], ...]], as JSON holds it; None
 # where llama.cpp reports nothing, as for a token that is a part of a character.
@@ -87,7 +82,7 @@ _TokenScores = Mapping[int, float]  # token -> log-probability; the token that i
 _ACTUAL = -1
 
 
-# What is compared.
+# Passages.
 
 
 def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> list[Passage]:
@@ -112,6 +107,9 @@ def _passage(tokens: Sequence[int], trained: Sequence[int]) -> Passage:
         start -= 1
     positions = sorted({*range(start, min(start + POSITIONS, end)), end - 1})
     return Passage(tuple(int(token) for token in tokens[:end]), tuple(positions))
+
+
+# The comparison.
 
 
 def compare_scores(kind: str, trained: Mapping[str, Scores], exported: Mapping[str, Scores]) -> dict[str, Any]:
@@ -157,16 +155,13 @@ def compare_scores(kind: str, trained: Mapping[str, Scores], exported: Mapping[s
 
 def _align(*sides: Scores) -> tuple[list[tuple[_TokenScores, ...]], int]:
     """Return the scores of each side at each place, and how many places were left out as one side reports nothing."""
-    aligned: list[tuple[_TokenScores, ...]] = []
-    unreported = 0
-    for passages in zip(*sides, strict=True):
-        for scores in zip(*passages, strict=True):
-            reported = [{**{token: logprob for token, logprob in side[1]}, _ACTUAL: side[0]} for side in scores if side]
-            if len(reported) == len(scores):
-                aligned.append(tuple(reported))
-            else:
-                unreported += 1
-    return aligned, unreported
+    places = [scores for passages in zip(*sides, strict=True) for scores in zip(*passages, strict=True)]
+    aligned: list[tuple[_TokenScores, ...]] = [
+        tuple({**{token: logprob for token, logprob in side[1]}, _ACTUAL: side[0]} for side in scores)
+        for scores in places
+        if all(scores)
+    ]
+    return aligned, len(places) - len(aligned)
 
 
 def _distance(first: Sequence[_TokenScores], second: Sequence[_TokenScores]) -> tuple[float, float]:
@@ -199,40 +194,37 @@ def _effect(aligned: Sequence[Sequence[_TokenScores]]) -> tuple[float | None, fl
 
 def score_passages(
     backend: Backend, passages: Sequence[Passage], *, slots: int = 1, adapter: int | None = None
-) -> tuple[list[list[Any]], list[bool]]:
-    """Return the scores of each passage at each of its places, and whether its last token ended the answer.
+) -> tuple[list[list[Any]], int]:
+    """Return the scores of each passage at each of its places, and how many of their last tokens ended the answer.
 
     `slots`: of the server. `adapter`: the only one that is applied; with None none is. Raises HivetuneError when the
     server is gone or reports nothing.
     """
-    # llama.cpp is made to write the tokens in order. A bias that no other token can outdo forces the next one; the
-    # server reports the log-probabilities from before the bias. A passage stays in one slot, where its beginning is
-    # cached.
     scales = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in backend.lora]
+    free = list(range(slots))
 
-    def score_slot(slot: int) -> list[list[tuple[Any, bool]]]:
-        numbers = range(slot, len(passages), slots)
-        return [
-            [_score_position(backend, passages[number], position, slot, scales) for position in passages[number].places]
-            for number in numbers
-        ]
+    def score(passage: Passage) -> list[tuple[Any, bool]]:
+        slot = free.pop()  # a passage stays in one slot, where its beginning is cached
+        found = [_score_place(backend, passage, place, slot, scales) for place in passage.places]
+        free.append(slot)
+        return found
 
-    scored: list[list[tuple[Any, bool]]] = [[] for _ in passages]
     with ThreadPoolExecutor(slots) as pool:
-        for slot, of_slot in enumerate(pool.map(score_slot, range(slots))):
-            scored[slot::slots] = of_slot
-    return [[scores for scores, _ in passage] for passage in scored], [passage[-1][1] for passage in scored]
+        scored = list(pool.map(score, passages))
+    return [[scores for scores, _ in places] for places in scored], sum(places[-1][1] for places in scored)
 
 
-def _score_position(
-    backend: Backend, passage: Passage, position: int, slot: int, scales: Sequence[dict[str, Any]]
+def _score_place(
+    backend: Backend, passage: Passage, place: int, slot: int, scales: Sequence[dict[str, Any]]
 ) -> tuple[Any, bool]:
+    # llama.cpp is made to write the tokens in order: a bias that no other token can outdo forces the next one, and the
+    # server reports the log-probabilities from before the bias.
     body = {
-        "prompt": list(passage.tokens[:position]),
+        "prompt": list(passage.tokens[:place]),
         "n_predict": 1,
         "temperature": 0,
         "n_probs": TOP,
-        "logit_bias": [[passage.tokens[position], _FORCING_BIAS]],
+        "logit_bias": [[passage.tokens[place], _FORCING_BIAS]],
         "cache_prompt": True,  # of this slot alone: the one in host memory is off (llama/backend.py)
         "id_slot": slot,
         "return_tokens": True,
@@ -247,8 +239,8 @@ def _score_position(
         written, logprob = int(reported[0]["id"]), float(reported[0]["logprob"])
     except (TypeError, LookupError, ValueError):
         raise HivetuneError(f"llama.cpp reports no probabilities: {str(reported)[:200]}") from None
-    if written != passage.tokens[position]:
-        raise HivetuneError(f"llama.cpp wrote the token {written} where {passage.tokens[position]} was forced")
+    if written != passage.tokens[place]:
+        raise HivetuneError(f"llama.cpp wrote the token {written} where {passage.tokens[place]} was forced")
     return [logprob, likeliest], ended
 
 
@@ -275,32 +267,35 @@ def check_recorded(backend: Backend, proof: Mapping[str, Any], quant: str, adapt
         )
 
 
-def _recorded(passages: Sequence[Passage], scores: Scores) -> list[dict[str, Any]]:
+def record(passages: Sequence[Passage], scores: Scores) -> list[dict[str, Any]]:
+    """Return what `check_recorded` compares with, as a proof holds it."""
+    kept = list(zip(passages, scores, strict=True))[:RECORDED_PASSAGES]
     return [
         {
             "tokens": list(passage.tokens),
             "places": list(passage.places),
             "logprobs": [place and place[0] for place in places],
         }
-        for passage, places in list(zip(passages, scores, strict=True))[:RECORDED_PASSAGES]
+        for passage, places in kept
     ]
 
 
-# The station.
+# The proof of an export.
 
 
 def prove_export(folder: Path, exported: Exported, progress: Progress = silent) -> dict[str, Any]:
     """Return the proof that an artefact is what the run in `folder` trained: the one beside it, or a new one.
 
     Raises HivetuneError naming what differs; the file and its proof stay for a look. Raises MachineNotFit when a GGUF
-    can't be loaded here, and UsageError when the run's model or data are gone.
+    can't be loaded here, DoesNotFit without the memory to compare, and UsageError when the run's model or data are
+    gone.
     """
     artefact = sha256_file(exported.folder / MANIFEST)
     path = exported.folder / PROOF
     proof: dict[str, Any] = read_document(path) if path.is_file() else {}
     if proof.get("manifest_sha256") != artefact:
-        run = load_run(folder)
-        proof = {"schema": 1, "to": exported.to, "manifest_sha256": artefact, **_measure(run, exported, progress)}
+        measured = _measure(load_run(folder), exported, progress)
+        proof = {"schema": 1, "to": exported.to, "manifest_sha256": artefact, **measured}
         write_json(path, proof)
     if not proof["holds"]:
         problems = list(proof["problems"])
@@ -313,25 +308,6 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
     return proof
 
 
-def export_merged(folder: Path, progress: Progress = silent) -> tuple[Exported, dict[str, Any]]:
-    """Export the merged model in the first number type that passes the proof: the base's own, float16 or float32.
-
-    Raises as `export_run` and `prove_export` do.
-    """
-    # Rounding to bfloat16 can swallow what was trained lightly: 0.61 of an adapter's effect arrived.
-    problem: HivetuneError | None = None
-    for dtype in MERGED_TYPES:
-        exported = export_run(folder, "merged", dtype=dtype, progress=progress)
-        try:
-            return exported, prove_export(folder, exported, progress)
-        except (UsageError, MachineNotFit, DataRefused):
-            raise
-        except HivetuneError as error:
-            problem = problem or error
-    assert problem is not None
-    raise problem
-
-
 def describe_proof(proof: Mapping[str, Any]) -> str:
     """Return a proof in one line, for people."""
     if "typical" not in proof:
@@ -339,42 +315,80 @@ def describe_proof(proof: Mapping[str, Any]) -> str:
     text = f"log-probabilities differ by {proof['typical']:.3f} nats on average, at most {proof['bound']:.3f} expected"
     if proof["effect"] is not None:
         text += f"; {proof['effect']:.2f} of the adapter's effect arrived"
-    if (dtype := proof.get("dtype", "source")) != "source":
-        text += f"; in {dtype}, since the base's own type rounds away what was trained"
+    if proof.get("dtype") == "float32":
+        text += "; in float32, since the base's own type rounds away what was trained"
     if "ended" in proof:
         text += f"; {proof['conversations']} conversations have the trained token ids, {proof['ended']} answers ended"
     return text
 
 
+def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]:
+    if exported.to == "adapter":
+        same = sha256_file(exported.folder / ADAPTER) == adapter_hash(run.folder)
+        return {"holds": same, "problems": [] if same else ["its weights are not those that were trained"]}
+    manifest = read_json(exported.folder / MANIFEST)
+    if exported.to == "merged":
+        passages = choose_passages(run.snapshot)
+        trained, _ = _by_engine(run.model, run.folder, passages, progress)
+        merged, _ = _by_engine(exported.folder, None, passages, progress)
+        kind = "f32" if manifest["dtype"] == "float32" else "merged"
+        return compare_scores(kind, trained, {"tuned": merged["base"]}) | {"dtype": manifest["dtype"]}
+    beside = exported.to == "gguf-adapter"
+    quant = SERVED_QUANT if beside else str(manifest["quant"])
+    model, adapter = (_base(run, quant), exported.path) if beside else (exported.path, None)
+    passages = choose_passages(run.snapshot, _context_tokens(model))
+
+    def ask() -> tuple[dict[str, Scores], dict[str, Any]]:
+        served, facts = _by_server(model, adapter, passages, lambda each: check_prompts(each, run.model, run.snapshot))
+        if beside:
+            return served, {**facts, "recorded": record(passages, served["tuned"])}
+        served = {"tuned": served["base"]}
+        if QUANTS[quant] < 16:  # its base at the same type, once for the exports of all its adapters
+            path = _cached("base", sha256_file(run.model / MANIFEST), quant, passages)
+            if not path.is_file():
+                write_json(path, _by_server(_base(run, quant), None, passages)[0])
+            served |= read_json(path)
+        return served, facts
+
+    trained, (served, facts) = _by_engine(run.model, run.folder, passages, progress, ask)
+    proof = compare_scores(quant, trained, served)
+    if lacking := len(passages) - facts["ended"]:
+        proof["problems"].append(f"{lacking} of {len(passages)} trained ends do not end an answer")
+    facts |= {"quant": quant, "passages": len(passages)}
+    return {**proof, **facts, "holds": not proof["problems"]}
+
+
+def _base(run: Run, quant: str) -> Path:
+    return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant)
+
+
+def _context_tokens(file: Path) -> int | None:
+    """Return the longest context of a GGUF file, in tokens."""
+    settings = read_header(file).settings
+    length: int | None = settings.get(f"{settings.get('general.architecture')}.context_length")
+    return length
+
+
+# The proof of a base.
+
+
 def unserved_base(run: Run, progress: Progress = silent) -> str:
-    """Return before the first training of a run why llama.cpp can't serve its base, so that the run is judged by its
-    loss alone; empty where it can, or the run has begun."""
+    """Return before the first training of a run why llama.cpp can't serve its base as it is trained, so that the run is
+    judged by its loss alone; empty where it can, or the run has begun.
+
+    The base is converted and compared once for each base and build of llama.cpp: token ids of prompts and
+    log-probabilities.
+    """
     if steps(run.folder):
         return ""
     try:
-        ensure_base_served(run.config.model, run.model, progress)
-    except HivetuneError as error:
-        return f"without answers from llama.cpp the run is judged by its loss alone: {error.message}; {error.hint}"
-    return ""
-
-
-def ensure_base_served(name: str, model: Path, progress: Progress = silent) -> None:
-    """Convert the base `name`, prepared in `model`, and compare it as llama.cpp serves it with the training engine:
-    token ids of prompts and log-probabilities. Done once for each base and build of llama.cpp.
-
-    Raises HivetuneError with the reason why it can't be served as it is trained, MachineNotFit where llama.cpp is not
-    here or can't load it, DoesNotFit where there is no room to compare.
-    """
-    path = _base_verdict(model)
-    if not path.is_file():
-        find_converter()
-        try:
-            problems = _base_problems(name, model, progress)
-        except UsageError as error:  # what the converter can't write
-            problems = [error.message]
-        write_json(path, {"problems": problems})
-    if problem := base_problem(model):
-        raise HivetuneError(problem, hint="the family is not served by this llama.cpp; a newer one may know it")
+        path = _base_verdict(run.model)
+        if not path.is_file():
+            write_json(path, {"problems": _base_problems(run, progress)})
+        problem = base_problem(run.model)
+    except HivetuneError as error:  # no llama.cpp, no memory, another process: nothing is known of the base
+        problem = f"{error.message}; {error.hint}"
+    return f"without answers from llama.cpp the run is judged by its loss alone: {problem}" if problem else ""
 
 
 def base_problem(model: Path) -> str:
@@ -385,125 +399,79 @@ def base_problem(model: Path) -> str:
 
 
 def _base_verdict(model: Path) -> Path:
-    served_by = (SERVED_QUANT, CONVERTER, find_engine().build)
-    return _cached("base verdict", sha256_file(model / MANIFEST), *served_by)
+    return _cached("verdict", sha256_file(model / MANIFEST), SERVED_QUANT, CONVERTER, find_engine().build)
 
 
-def _base_problems(name: str, model: Path, progress: Progress) -> list[str]:
-    if weights_bytes(model) > _MEMORY_SHARE * psutil.virtual_memory().available:
-        raise DoesNotFit("too little memory is free to compare the base with its GGUF file")
+def _base_problems(run: Run, progress: Progress) -> list[str]:
+    renderer = load_renderer(run.model)
     chats = [tuple(Message(("user", "assistant")[i % 2], said) for i, said in enumerate(c)) for c in CONVERSATIONS]
-    examples = [Example(str(number), name, chat) for number, chat in enumerate(chats)]
-    renderer = load_renderer(model)
+    examples = [Example(str(number), run.config.model, chat) for number, chat in enumerate(chats)]
     rendered = [renderer.render(example)[-1] for example in examples]
     passages = [_passage(each.tokens, each.trained) for each in rendered]
-    problems, served = list[str](), dict[str, Scores]()
 
-    def ask_server() -> None:
-        file = base_gguf(name, sha256_file(model / MANIFEST), SERVED_QUANT)
-        with open_backend(file, ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)) as backend:
-            served["base"] = score_passages(backend, passages, slots=_SLOTS)[0]
-            for each in compare_prompts(backend, renderer, examples)[1][:1]:
-                problems.append(f"llama.cpp builds another prompt: {each}")
+    def ask() -> tuple[dict[str, Scores], dict[str, Any]]:
+        return _by_server(
+            _base(run, SERVED_QUANT), None, passages, lambda each: compare_prompts(each, renderer, examples)
+        )
 
-    trained = _engine_scores(model, None, passages, progress, ask_server, weights_bytes(model))
-    return [*problems, *compare_scores(SERVED_QUANT, trained, served)["problems"]]
-
-
-def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]:
-    if exported.to == "adapter":
-        same = sha256_file(exported.folder / ADAPTER) == adapter_hash(run.folder)
-        return {"holds": same, "problems": [] if same else ["its weights are not those that were trained"]}
-    if exported.to == "merged":
-        passages = choose_passages(run.snapshot)
-        with lock(home() / TOLD):
-            trained = _engine_scores(run.model, run.folder, passages, progress)
-            tuned = _engine_scores(exported.folder, None, passages, progress)["base"]
-        dtype = merged_type(exported.folder)
-        return compare_scores("merged" if dtype == "source" else "f16", trained, {"tuned": tuned}) | {"dtype": dtype}
-    quant = find_quant(str(read_json(exported.folder / MANIFEST)["quant"] or SERVED_QUANT))
-    beside = exported.to == "gguf-adapter"
-    model = _base(run, quant) if beside else exported.path
-    passages = choose_passages(run.snapshot, context_tokens(model))
-    with lock(home() / TOLD):
-        return _measure_served(run, model, exported.path if beside else None, quant, passages, progress)
+    try:
+        trained, (served, facts) = _by_engine(run.model, None, passages, progress, ask)
+    except UsageError as error:  # what the converter can't write
+        return [error.message]
+    differences = [f"llama.cpp builds another prompt: {each}" for each in facts["conversations"][1][:1]]
+    return [*differences, *compare_scores(SERVED_QUANT, trained, served)["problems"]]
 
 
-def _measure_served(
-    run: Run, model: Path, adapter: Path | None, quant: str, passages: Sequence[Passage], progress: Progress
-) -> dict[str, Any]:
-    """Compare `model`, with `adapter` beside it, as llama.cpp serves them."""
-    served, facts = dict[str, Scores](), dict[str, Any]({"quant": quant, "passages": len(passages)})
-    adapters = () if adapter is None else ((adapter, 0.0),)
-
-    def ask_server() -> None:
-        settings = ServerSettings(adapters, slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
-        with open_backend(model, settings) as backend:
-            facts["conversations"] = check_prompts(backend, run.model, run.snapshot)
-            number = None if adapter is None else 0
-            served["tuned"], ends = score_passages(backend, passages, slots=_SLOTS, adapter=number)
-            facts["ended"] = ends.count(True)
-            if adapter is not None:
-                served["base"] = score_passages(backend, passages, slots=_SLOTS)[0]
-                facts["recorded"] = _recorded(passages, served["tuned"])
-        if adapter is None and QUANTS[quant] < 16:
-            # Cached by content: the exports of all adapters of a base have the same one.
-            path = _cached("base", sha256_file(run.model / MANIFEST), quant, TOP, to_plain(tuple(passages)))
-            if not path.is_file():
-                with open_backend(_base(run, quant), settings) as backend:
-                    write_json(path, {"base": score_passages(backend, passages, slots=_SLOTS)[0]})
-            served["base"] = read_json(path)["base"]
-
-    trained = _engine_scores(run.model, run.folder, passages, progress, ask_server, model.stat().st_size)
-    proof = compare_scores(quant, trained, served)
-    if facts["ended"] < len(passages):
-        lacking = len(passages) - facts["ended"]
-        proof["problems"].append(f"{lacking} of {len(passages)} trained ends do not end an answer")
-    return {**proof, **facts, "holds": not proof["problems"]}
+# The two sides. What the engine computes is cached by content: all exports of a run are compared with it.
 
 
-def _base(run: Run, quant: str) -> Path:
-    return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant)
+def _by_server(
+    file: Path,
+    adapter: Path | None,
+    passages: Sequence[Passage],
+    check: Callable[[Backend], Any] = lambda backend: None,
+) -> tuple[dict[str, Scores], dict[str, Any]]:
+    """Return llama.cpp's scores of "base" and of "tuned", the adapter beside it; and how many answers `ended` and what
+    `check` said of its prompts."""
+    adapters, scores = () if adapter is None else ((adapter, 0.0),), dict[str, Scores]()
+    with open_backend(file, replace(_SERVER, adapters=adapters)) as backend:
+        conversations = check(backend)
+        scores["base"], ended = score_passages(backend, passages, slots=_SERVER.slots)
+        if adapter is not None:
+            scores["tuned"], ended = score_passages(backend, passages, slots=_SERVER.slots, adapter=0)
+    return scores, {"conversations": conversations, "ended": ended}
 
 
-def context_tokens(file: Path) -> int | None:
-    """Return the longest context of a GGUF file, in tokens."""
-    settings = read_header(file).settings
-    length: int | None = settings.get(f"{settings.get('general.architecture')}.context_length")
-    return length
-
-
-def _engine_scores(
+def _by_engine(
     model: Path,
     adapter: Path | None,
     passages: Sequence[Passage],
     progress: Progress,
-    ask: Callable[[], None] = lambda: None,
-    asked_bytes: int = 0,
-) -> dict[str, Scores]:
-    """Return the engine's scores of the base and with the adapter. `ask` is called once; it takes `asked_bytes` of
-    memory."""
-    # Cached by content: all exports of a run are compared with them. Where the memory holds both sides the server is
-    # asked while the engine imports torch, which saves the time of the import.
-    adapter_sha256 = None if adapter is None else adapter_hash(adapter)
-    path = _cached(TOP, sha256_file(model / MANIFEST), adapter_sha256, to_plain(tuple(passages)))
-    asks = [ask]
+    meanwhile: Callable[[], Any] = lambda: None,
+) -> tuple[dict[str, Scores], Any]:
+    """Return the engine's scores of "base" and of "tuned", the base with the adapter, and what `meanwhile` returned.
+
+    Raises DoesNotFit where the memory can't hold the model, Busy while another process compares.
+    """
+    path = _cached(sha256_file(model / MANIFEST), adapter and adapter_hash(adapter), passages)
+    asked = list[Any]()
     if not path.is_file():
+        if weights_bytes(model) > psutil.virtual_memory().available:
+            raise DoesNotFit("too little memory is free to compare with what was trained", hint="stop other programs")
         task = path.with_suffix(".task")
-        needed = 2 * weights_bytes(model) + asked_bytes  # the engine's in float32
-        together = needed <= _MEMORY_SHARE * psutil.virtual_memory().available
-        try:
-            child = start_child(ScorePassages(model, adapter, tuple(passages), TOP), task)
-            outcome = see_off(child, lambda beat: progress(0, None), asks.pop() if together else lambda: None)
-            result = outcome.check("comparing with what was trained")
-        finally:
-            shutil.rmtree(task, ignore_errors=True)
+        with lock(path.parent):
+            try:
+                # The server is asked while the engine imports torch, which takes longer. Its file is mapped, so that
+                # it takes only what is left of the memory.
+                child = start_child(ScorePassages(model, adapter, tuple(passages), TOP), task)
+                outcome = see_off(child, lambda beat: progress(0, None), lambda: asked.append(meanwhile()))
+                result = outcome.check("comparing with what was trained")
+            finally:
+                shutil.rmtree(task, ignore_errors=True)
         write_json(path, {side: result[side] for side in ("base", "tuned") if side in result})
-    for each in asks:
-        each()
     scores: dict[str, Scores] = read_json(path)
-    return scores
+    return scores, asked[0] if asked else meanwhile()
 
 
 def _cached(*facts: object) -> Path:
-    return home() / TOLD / f"{sha256_bytes(repr(list(facts)).encode())[:16]}.json"
+    return home() / TOLD / f"{sha256_bytes(repr([TOP, *facts]).encode())[:16]}.json"

@@ -22,7 +22,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +35,6 @@ from hivetune.base.disk import (
     problems_once,
     read_json,
     sha256_file,
-    size_of,
     stored_path,
     sync,
     write_manifest,
@@ -43,7 +42,7 @@ from hivetune.base.disk import (
 from hivetune.base.documents import read_document
 from hivetune.base.paths import quoted
 from hivetune.base.private import make_folder
-from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
+from hivetune.errors import HivetuneError, NotDeployed, UsageError
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, PROOF, RECORD
 
 EXPORTED = "exports"
@@ -56,14 +55,14 @@ RESERVED = ("base",)  # what a request names to get the model without an adapter
 # returned: it is the champion again, since the one after it was withdrawn. retired: nothing is served under its name.
 Action = Literal["registered", "promoted", "returned", "withdrawn", "retired"]
 CROWNED = ("promoted", "returned")
+_COLUMNS = "name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof, created, pruned"
 
 
 @dataclass(frozen=True)
 class Release:
     """One row of `releases`. `verdict` is the gate's, None where nothing was judged; hashes are SHA-256.
 
-    pruned: its artefacts were deleted on purpose. withdrawn: why it was rolled back, else empty; as aliases it follows
-    from the log.
+    pruned: its artefacts were deleted on purpose. From the log: `aliases`, and why it was `withdrawn`, else empty.
     """
 
     name: str
@@ -76,8 +75,8 @@ class Release:
     verdict: str | None
     proof: Mapping[str, Any]
     created: float
-    withdrawn: str = ""
     pruned: bool = False
+    withdrawn: str = ""
     aliases: tuple[str, ...] = ()
 
     @property
@@ -88,18 +87,23 @@ class Release:
     def folder(self) -> Path:
         return home() / "releases" / self.name / str(self.version)
 
+    @property
+    def damage(self) -> str:
+        """Return in words which file is missing or changed, empty where none is."""
+        problems = problems_once(self.folder)
+        if not problems and read_json(self.folder / MANIFEST).get("adapter_sha256") != self.adapter_sha256:
+            return "it holds another adapter than was registered"
+        return problems[0] if problems else ""
+
     def check(self) -> None:
-        """Raise HivetuneError if a file of the release is missing or changed."""
+        """Raise HivetuneError if a file of the release is missing or changed, UsageError if it was pruned."""
         hint = f"register its run again: hivetune register {quoted(self.run)} --as {self.name}"
         if self.pruned:
             raise UsageError(f"the artefacts of {self.label} were pruned", hint=hint)
-        problems = problems_once(self.folder)
-        if not problems and read_json(self.folder / MANIFEST).get("adapter_sha256") != self.adapter_sha256:
-            problems = ["it holds another adapter than was registered"]
-        if problems:
+        if damage := self.damage:
             if "champion" in self.aliases:  # or a healthy champion is rolled back
                 hint += f"; or serve the release before: hivetune rollback {self.name}"
-            raise HivetuneError(f"{self.label} is damaged: {self.folder}: {problems[0]}", hint=hint)
+            raise HivetuneError(f"{self.label} is damaged: {self.folder}: {damage}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -120,20 +124,22 @@ class Move:
 def releases(database: sqlite3.Connection, name: str | None = None) -> list[Release]:
     """Return all releases, or those of one name, oldest version first."""
     rows = database.execute(
-        "SELECT name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof, created, pruned"
-        " FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version",
-        (name,),
-    ).fetchall()
+        f"SELECT {_COLUMNS} FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
+    )
+    stored = [
+        Release(*(*row[:2], str(stored_path(row[2])), *row[3:8], json.loads(row[8]), row[9], bool(row[10])))
+        for row in rows
+    ]
     found = []
-    for each, group in itertools.groupby(rows, lambda row: str(row[0])):
+    for each, group in itertools.groupby(stored, lambda release: release.name):
         moves, of_name = history(database, each), list(group)
         last = {move.version: move for move in moves}
         withdrawn = {version: move.reason for version, move in last.items() if move.action == "withdrawn"}
-        named = _aliases(moves, {row[1] for row in of_name if not row[10] and row[1] not in withdrawn})
-        for row in of_name:
-            aliases = tuple(sorted(alias for alias, version in named.items() if version == row[1]))
-            known = (*row[:2], str(stored_path(row[2])), *row[3:8], json.loads(row[8]), row[9])
-            found.append(Release(*(*known, withdrawn.get(row[1], ""), bool(row[10]), aliases)))
+        usable = {release.version for release in of_name if not release.pruned} - withdrawn.keys()
+        named = _aliases(moves, usable)
+        for release in of_name:
+            aliases = tuple(sorted(alias for alias, version in named.items() if version == release.version))
+            found.append(replace(release, withdrawn=withdrawn.get(release.version, ""), aliases=aliases))
     return found
 
 
@@ -150,7 +156,7 @@ def moves_of(database: sqlite3.Connection, release: Release) -> list[Move]:
     return [move for move in history(database, release.name) if move.version == release.version]
 
 
-def _aliases(moves: list[Move], usable: set[int]) -> dict[str, int]:
+def _aliases(moves: list[Move], usable: set[int]) -> dict[str, int | None]:
     """Return the version that each alias names after `moves`. `usable`: neither withdrawn nor pruned."""
     champion = candidate = None
     champions: list[int] = []
@@ -166,8 +172,7 @@ def _aliases(moves: list[Move], usable: set[int]) -> dict[str, int]:
         if candidate == move.version:
             candidate = None
     previous = next((version for version in reversed(champions) if version in usable - {champion}), None)
-    named = {"champion": champion, "candidate": candidate, "previous": previous}
-    return {alias: version for alias, version in named.items() if version is not None}
+    return {"champion": champion, "candidate": candidate, "previous": previous}
 
 
 def find(database: sqlite3.Connection, reference: str) -> Release:
@@ -197,7 +202,7 @@ def champion_of(database: sqlite3.Connection, name: str) -> Release | None:
 
 
 def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
-    """Return the release that a rollback of `name` would make its champion."""
+    """Return the release that a rollback of `name` would make its champion, or None."""
     return _named(database, name, "previous")
 
 
@@ -244,7 +249,38 @@ def exports_in(folder: Path) -> dict[str, list[str]]:
     return exports
 
 
-# What becomes of a release.
+def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
+    """Return the origin and the evidence of a release, which `hivetune releases NAME@VERSION` tells. Raises UsageError,
+    HivetuneError."""
+    release = find(database, reference)
+    stored = ("created", "run", "model", "model_sha256", "adapter_sha256")
+    document: dict[str, Any] = {
+        "release": release.label,
+        "aliases": list(release.aliases),
+        **{key: getattr(release, key) for key in stored},
+        "withdrawn": release.withdrawn or None,
+        "pruned": release.pruned,
+        "forgotten_rows": forgotten_rows(database, release.snapshot),
+        "proof": dict(release.proof),
+        "history": [
+            {key: getattr(move, key) for key in ("action", "time", "by", "reason", "forced")}
+            for move in moves_of(database, release)
+        ],
+    }
+    if release.pruned:
+        return document
+    release.check()
+    manifest = read_json(release.folder / MANIFEST)
+    return document | {
+        "folder": str(release.folder),
+        "exports": exports_in(release.folder),
+        **{key: manifest[key] for key in ("verdict", "judgement", "data", "settings", "machine", "hivetune")},
+    }
+
+
+# What becomes of a release. Each act reads, decides and writes in one transaction: of two at the same time the second
+# sees what the first did, and a registry that is killed, copied or restored is in an old or a new state, never in a
+# third.
 
 
 def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: str = "", force: bool = False) -> Release:
@@ -253,70 +289,18 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
     Raises NotDeployed for one that the gate did not pass or that was rolled back, unless `force` with a `reason`;
     UsageError, HivetuneError for damaged artefacts.
     """
-    release = find(database, reference)
-    if "champion" in release.aliases:
-        return release
-    if force and not reason:
-        raise UsageError("--force needs --reason", hint="give the reason; the registry keeps it")
-    refusal = _refusal(release)
-    if refusal and not force:
-        raise NotDeployed(f"{release.label}: {refusal}", hint="to promote it all the same: --force --reason WORDS")
-    release.check()
     with transaction(database):
-        if find(database, release.label) != release:
-            raise Busy(f"another process changed {release.label} at the same time", hint="try again")
+        release = find(database, reference)
+        if "champion" in release.aliases:
+            return release
+        if force and not reason:
+            raise UsageError("--force needs --reason", hint="give the reason; the registry keeps it")
+        refusal = _refusal(release)
+        if refusal and not force:
+            raise NotDeployed(f"{release.label}: {refusal}", hint="to promote it all the same: --force --reason WORDS")
+        release.check()
         _log(database, release, "promoted", by=by, reason=reason, forced=bool(refusal))
-    return find(database, release.label)
-
-
-def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> tuple[Release, Release]:
-    """Withdraw the champion and return to the previous release: (new champion, withdrawn).
-
-    `reference`: the name, or one release. A withdrawn release is not promoted again without force. Raises UsageError
-    when there is nothing to return to, or another release is the champion now.
-    """
-    # Whoever objects to one release names it, so that two objections never roll back two releases.
-    champion = find(database, reference)
-    moved = UsageError(f"{champion.label} is no longer the champion", hint="see the champion: hivetune releases")
-    if "champion" not in champion.aliases:
-        raise moved
-    earlier = returns_to(database, champion.name)
-    if earlier is None:
-        raise UsageError(
-            f"{champion.label} has no previous release to return to",
-            hint=f"promote another version: hivetune promote {champion.name}@VERSION; "
-            f"or take it out of service: hivetune releases --retire {champion.name}",
-        )
-    earlier.check()
-    with transaction(database):
-        if champion_of(database, champion.name) != champion:
-            raise moved
-        reason = reason or "rolled back"
-        _log(database, champion, "withdrawn", by=by, reason=reason)
-        _log(database, earlier, "returned", by=by, reason=f"{champion.label} withdrawn: {reason}")
-    return find(database, earlier.label), find(database, champion.label)
-
-
-def withdraw(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> Release:
-    """Withdraw a candidate: it answers nothing more, and is not promoted without force. Raises UsageError where it is
-    no candidate any more."""
-    candidate = find(database, reference)
-    with transaction(database):
-        if _named(database, candidate.name, "candidate") != candidate:
-            raise UsageError(f"{candidate.label} is no candidate", hint="see the releases: hivetune releases")
-        _log(database, candidate, "withdrawn", by=by, reason=reason or "withdrawn")
-    return find(database, candidate.label)
-
-
-def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
-    """Serve nothing under `name` any more; return the champion, or None when there was none. It becomes `previous`,
-    so that it is kept and a promotion brings it back."""
-    with transaction(database):
-        champion = champion_of(database, name)
-        if champion is None:
-            return None
-        _log(database, champion, "retired", by=by, reason=reason)
-    return find(database, champion.label)
+        return find(database, release.label)
 
 
 def _refusal(release: Release) -> str:
@@ -327,16 +311,93 @@ def _refusal(release: Release) -> str:
     return "" if release.verdict == "deploy" else f"the gate said {release.verdict}"
 
 
-# One transaction writes the moves of one action, so a registry that is killed, copied or restored is in an old or a new
-# state, never in a third.
+def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> tuple[Release, Release]:
+    """Withdraw the champion and return to the previous release: (new champion, withdrawn).
+
+    `reference`: the name, or one release. A withdrawn release is not promoted again without force. Raises UsageError
+    when there is nothing to return to, or another release is the champion now.
+    """
+    reason = reason or "rolled back"
+    with transaction(database):
+        champion = find(database, reference)
+        # Whoever objects to one release names it, so that two objections never roll back two releases.
+        if "champion" not in champion.aliases:
+            hint = "see the champion: hivetune releases"
+            raise UsageError(f"{champion.label} is no longer the champion", hint=hint)
+        earlier = returns_to(database, champion.name)
+        if earlier is None:
+            raise UsageError(
+                f"{champion.label} has no previous release to return to",
+                hint=f"promote another version: hivetune promote {champion.name}@VERSION; "
+                f"or take it out of service: hivetune releases --retire {champion.name}",
+            )
+        earlier.check()
+        _log(database, champion, "withdrawn", by=by, reason=reason)
+        _log(database, earlier, "returned", by=by, reason=f"{champion.label} withdrawn: {reason}")
+        return find(database, earlier.label), find(database, champion.label)
+
+
+def withdraw(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> Release:
+    """Withdraw a candidate: it answers nothing more, and is not promoted without force. Raises UsageError where it is
+    no candidate any more."""
+    with transaction(database):
+        candidate = find(database, reference)
+        if "candidate" not in candidate.aliases:
+            raise UsageError(f"{candidate.label} is no candidate", hint="see the releases: hivetune releases")
+        _log(database, candidate, "withdrawn", by=by, reason=reason or "withdrawn")
+        return find(database, candidate.label)
+
+
+def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
+    """Serve nothing under `name` any more; return the champion, or None when there was none. It becomes `previous`,
+    so that it is kept and a promotion brings it back."""
+    with transaction(database):
+        champion = champion_of(database, name)
+        if champion is None:
+            return None
+        _log(database, champion, "retired", by=by, reason=reason)
+        return find(database, champion.label)
+
+
 def _log(
-    database: sqlite3.Connection, release: Release, action: Action, *, by: str, reason: str, forced: bool = False
+    database: sqlite3.Connection, release: Release, action: Action, *, by: str, reason: str = "", forced: bool = False
 ) -> None:
     """Add a move to the log, inside a transaction."""
     database.execute(
         "INSERT INTO moves (name, version, action, time, by, reason, forced) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (release.name, release.version, action, time.time(), by, reason, forced),
     )
+
+
+def unused(database: sqlite3.Connection) -> list[Release]:
+    """Return the releases that no alias names and whose artefacts are there."""
+    return [release for release in releases(database) if not release.pruned and not release.aliases]
+
+
+def prune(database: sqlite3.Connection, release: Release) -> None:
+    """Delete the artefacts of an unused release; its row and history stay. Raises UsageError when it came into use."""
+
+    # The row is changed first: a kill leaves files without a release, never a release without files.
+    def note() -> None:
+        with transaction(database):
+            refuse_used()
+            of_release = (release.name, release.version)
+            database.execute("UPDATE releases SET pruned = 1 WHERE name = ? AND version = ?", of_release)
+
+    def refuse_used() -> None:
+        if find(database, release.label).aliases:
+            raise UsageError(f"{release.label} is in use", hint="see its aliases: hivetune releases")
+
+    refuse_used()  # on a full disk, where nothing can be promoted either, the space is freed before the note
+    note_and_free(note, lambda: shutil.rmtree(release.folder, ignore_errors=True))
+
+
+def who() -> str:
+    """Return the user's name, for the history of aliases."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no such user in this container
+        return "unknown"
 
 
 # Registration: the files of a run become those of a release.
@@ -368,23 +429,23 @@ def register(
         twin = next((r for r in earlier if (r.adapter_sha256, r.model_sha256) == of_adapter and not r.pruned), None)
         version = twin.version if twin is not None else max((r.version for r in earlier), default=0) + 1
         target = home() / "releases" / name / str(version)
-        # An export or a verdict may be newer than the registration.
-        same = twin is not None and twin.verdict == facts["verdict"] and not problems_once(target)
+        # A verdict or an export may be newer than the registration.
+        same = twin is not None and twin.verdict == facts["verdict"] and not twin.damage
         if twin is not None and same and all((target / file).is_file() for file in files):
             return twin, False
         _copy(files, target, {"kind": "release", "name": name, "version": version, **facts})
-        columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
-        values = (name, version, path_to_store(run), *(facts[key] for key in columns), json.dumps(facts["proof"]))
+        known = [facts[key] for key in ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")]
+        row = (name, version, path_to_store(run), *known, json.dumps(facts["proof"]), time.time(), False)
         with transaction(database):
             database.execute(
-                f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                f"INSERT INTO releases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (name, version) DO UPDATE SET verdict = excluded.verdict, proof = excluded.proof",
-                (*values, time.time()),
+                row,
             )
+            release = find(database, f"{name}@{version}")
             if twin is None:
-                _log(database, find(database, f"{name}@{version}"), "registered", by=by, reason="")
-    return find(database, f"{name}@{version}"), twin is None
+                _log(database, release, "registered", by=by)
+            return find(database, release.label), twin is None
 
 
 def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
@@ -414,10 +475,9 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
 
 
 def _copy(files: Mapping[str, Path], target: Path, manifest: dict[str, Any]) -> None:
-    """Make `target` of `files`: complete or absent. What is there already is replaced last."""
-    work, old = (target.with_name(f".{target.name}{kind}.tmp") for kind in ("", ".old"))
-    for leftover in (work, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    """Make `target` of `files`, in place of what is there: complete or absent."""
+    work = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(work, ignore_errors=True)
     try:
         for name, path in files.items():
             make_folder((work / name).parent)
@@ -429,81 +489,9 @@ def _copy(files: Mapping[str, Path], target: Path, manifest: dict[str, Any]) -> 
         for path in work.rglob("*"):
             if path.is_file():
                 path.chmod(0o400)
-        if target.exists():
-            target.rename(old)
+        # A kill between these two leaves a release that is known as damaged; registered again it is whole.
+        shutil.rmtree(target, ignore_errors=True)
         work.rename(target)
         sync(target.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-# Artefacts that nothing names.
-
-
-def who() -> str:
-    """Return the user's name, for the history of aliases."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no such user in this container
-        return "unknown"
-
-
-def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
-    """Return the origin and the evidence of a release, which `hivetune releases NAME@VERSION` tells. Raises UsageError,
-    HivetuneError."""
-    release = find(database, reference)
-    stored = ("created", "run", "model", "model_sha256", "adapter_sha256")
-    document: dict[str, Any] = {
-        "release": release.label,
-        "aliases": list(release.aliases),
-        **{key: getattr(release, key) for key in stored},
-        "withdrawn": release.withdrawn or None,
-        "pruned": release.pruned,
-        "forgotten_rows": forgotten_rows(database, release.snapshot),
-        "proof": dict(release.proof),
-        "history": [
-            {key: getattr(move, key) for key in ("action", "time", "by", "reason", "forced")}
-            for move in moves_of(database, release)
-        ],
-    }
-    if release.pruned:
-        return document
-    release.check()
-    manifest = read_json(release.folder / MANIFEST)
-    return document | {
-        "folder": str(release.folder),
-        "exports": exports_in(release.folder),
-        **{key: manifest[key] for key in ("verdict", "judgement", "data", "settings", "machine", "hivetune")},
-    }
-
-
-def unused(database: sqlite3.Connection) -> list[Release]:
-    """Return the releases that no alias names and whose artefacts are there."""
-    return [release for release in releases(database) if not release.pruned and not release.aliases]
-
-
-def prune(database: sqlite3.Connection, release: Release) -> int:
-    """Delete the artefacts of an unused release; its row and history stay. Returns the bytes freed.
-
-    Raises UsageError when it has come into use.
-    """
-
-    # The row is changed first: a kill leaves files without a release, never a release without files.
-    def refuse_used() -> None:
-        if find(database, release.label).aliases:
-            raise UsageError(f"{release.label} is in use", hint="see its aliases: hivetune releases")
-
-    def note() -> None:
-        with transaction(database):
-            refuse_used()
-            of_release = (release.name, release.version)
-            database.execute("UPDATE releases SET pruned = 1 WHERE name = ? AND version = ?", of_release)
-
-    def free() -> int:
-        refuse_used()
-        size_bytes = size_of(release.folder)
-        shutil.rmtree(release.folder, ignore_errors=True)
-        return size_bytes
-
-    return note_and_free(note, free)

@@ -78,7 +78,7 @@ def write(task: WriteGguf, heartbeat: Heartbeat) -> None:
                 return
             weights = task.model
             if task.adapter is not None:
-                merge(task.model, task.adapter, merged, "exact", heartbeat)
+                merge(task.model, task.adapter, merged, heartbeat, exact=True)
                 weights = merged
             stage(task.model, weights, staged)
             arguments = [str(staged), "--outfile", str(task.file), "--outtype", task.quant]

@@ -165,22 +165,31 @@ def test_merged_is_base_plus_adapter(kind: str, shards: int, tmp_path: Path) -> 
     lora = LoraConfig(r=4, alpha=12)
     ours = load_slow(base, torch.float32, lora)
     write_adapter(tmp_path / "adapter", ours.adapter, lora, str(base), None)
-    merged_tensors = merge(base, tmp_path / "adapter", tmp_path / "merged", "source", Heartbeat(None))
-    assert merged_tensors == len(ours.adapter) // 2
+    assert merge(base, tmp_path / "adapter", tmp_path / "merged", Heartbeat(None)) == "source"
     assert (len(list((tmp_path / "merged").glob("*.safetensors"))) > 1) == (shards > 1)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.allclose(logits(merged), logits(ours.module), rtol=1e-4, atol=1e-4)
 
 
-def test_a_merge_to_bfloat16_rounds_each_weight_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "dtype"), [(1.0, "source"), (1e-3, "float32")])
+def test_a_merge_rounds_each_weight_once_unless_that_would_swallow_the_adapter(
+    change: float, dtype: str, tmp_path: Path
+) -> None:
+    """The steps of bfloat16 are 1/256 of a weight."""
     base, lora = write_model(tmp_path / "base"), LoraConfig(r=4, alpha=12)
+    module = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    module.save_pretrained(base)
     ours = load_slow(base, torch.float32, lora)
+    for name, view in ours.adapter.items():
+        view.mul_(change if ".lora_B." in name else 1.0)
     write_adapter(tmp_path / "adapter", ours.adapter, lora, str(base), None)
-    for dtype in ("float32", "bfloat16"):
-        merge(base, tmp_path / "adapter", tmp_path / dtype, dtype, Heartbeat(None))
-    wide, narrow = (load_file(tmp_path / dtype / "model.safetensors") for dtype in ("float32", "bfloat16"))
-    assert all(torch.equal(narrow[name], tensor.to(torch.bfloat16)) for name, tensor in wide.items())
-    assert json.loads((tmp_path / "bfloat16/config.json").read_text())["dtype"] == "bfloat16"
+    assert merge(base, tmp_path / "adapter", tmp_path / "merged", Heartbeat(None)) == dtype
+    merge(base, tmp_path / "adapter", tmp_path / "exact", Heartbeat(None), exact=True)
+    merged, exact = (load_file(tmp_path / name / "model.safetensors") for name in ("merged", "exact"))
+    written = torch.float32 if dtype == "float32" else torch.bfloat16
+    assert all(torch.equal(merged[name], tensor.to(written)) for name, tensor in exact.items())
+    known = json.loads((base / "config.json").read_text())["dtype"]
+    assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == ("float32" if change < 1 else known)
 
 
 def test_an_adapter_of_another_model_leaves_no_folder(tmp_path: Path) -> None:
@@ -188,5 +197,5 @@ def test_an_adapter_of_another_model_leaves_no_folder(tmp_path: Path) -> None:
     lora = LoraConfig(r=4)
     write_adapter(tmp_path / "adapter", load_slow(other, torch.float32, lora).adapter, lora, str(other), None)
     with pytest.raises(UsageError, match="do not have under this name"):
-        merge(base, tmp_path / "adapter", tmp_path / "merged", "source", Heartbeat(None))
+        merge(base, tmp_path / "adapter", tmp_path / "merged", Heartbeat(None))
     assert not (tmp_path / "merged").exists()
