@@ -17,9 +17,9 @@ from small_disk import fill
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock, path_to_store, write_json, write_manifest
 from hivetune.base.journal import Journal
+from hivetune.cli.train import start_detached
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
-from hivetune.process.detach import start_detached
 from hivetune.release.export import export_run
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved

@@ -1,7 +1,10 @@
 """The commands around a training: `plan`, `train`, `stop`, and `bench` (runs of a config, repeated and over a grid)."""
 
 import itertools
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +13,9 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from hivetune.base.disk import home, scratch_folder
+from hivetune.base.disk import home, lock_holder, scratch_folder
+from hivetune.base.paths import quoted
+from hivetune.base.private import check_own, open_plain
 from hivetune.base.typed import to_plain
 from hivetune.base.units import step_time
 from hivetune.cli import arguments
@@ -22,11 +27,10 @@ from hivetune.errors import Busy, DoesNotFit, HivetuneError, RecoveryExhausted, 
 from hivetune.machine.findings import answers_elsewhere
 from hivetune.machine.inventory import disk_free_bytes, read_cards
 from hivetune.machine.look import look
-from hivetune.process.detach import start_detached
 from hivetune.process.launch import supervision
 from hivetune.release.prove import unserved_base
 from hivetune.run.figures import missing_tools
-from hivetune.run.folder import RECORD, read_resolved
+from hivetune.run.folder import RECORD, SUPERVISOR_LOG, read_resolved
 from hivetune.run.status import find_run, newest_losses, run_status, shortest_name, stop_run
 from hivetune.train.open import Run, check_disk, load_run
 from hivetune.train.plan.memory import explain_memory
@@ -145,6 +149,23 @@ def train(
         return
     summary = train_shown(run)
     answer(summary, *training_text(summary), f"next: hivetune eval {name}")
+
+
+def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
+    """Start `hivetune train RUN --set ...` in its own session, and return its process id.
+
+    Its output goes to RUN/supervisor.log. Raise Busy if the run is already running, UsageError for a folder that
+    another user may have made.
+    """
+    check_own(run)
+    holder = lock_holder(run)
+    if holder is not None:
+        hint = f"follow it: hivetune show {quoted(run)} --follow"
+        raise Busy(f"{run} is already running in process {holder.pid}", hint=hint)
+    changed = [word for override in overrides for word in ("--set", override)]
+    command = [sys.executable, "-m", "hivetune", "train", str(run), *changed]
+    with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid
 
 
 def _names_run(word: str) -> bool:

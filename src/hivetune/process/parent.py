@@ -27,8 +27,7 @@ from hivetune.records import Progress
 from hivetune.run.folder import OUTCOME, WORKER_LOG
 
 STEPS_REMEMBERED = 64
-# The quantile of step times that is used, since long documents make some steps much longer than the median.
-QUANTILE = 0.9
+QUANTILE = 0.9  # of step times: long documents make some steps much longer than the median
 # The limits of a task that is no training: its items are rows or tensors, and a large tensor takes minutes.
 TASK_LIMITS = Supervision(hang_floor_s=600.0)
 
@@ -68,28 +67,25 @@ class Limits:
 _BEATS = {beat.value[0]: beat for beat in Beat}
 _PIPE_BYTES, _TAIL_BYTES = 65_536, 16_384
 _POLL_S = 0.25
-# The most that is counted per look; after a larger gap this process did not run (suspend, SIGSTOP).
-_MAX_TICK_S = 4 * _POLL_S
-# For the stacks of a hung child, which it writes on SIGUSR1.
-_STACKS_S = 1.0
+_MAX_TICK_S = 4 * _POLL_S  # counted per look: after a larger gap this process did not run (suspend, SIGSTOP)
+_STACKS_S = 1.0  # for the stacks of a hung child, which it writes on SIGUSR1
 GRACE_S = 10.0
-# A killed process that still exists after this time is in an uninterruptible driver call.
-_REAP_S = 30.0
+_REAP_S = 30.0  # a killed process that exists for longer is in an uninterruptible driver call
 
 
 @dataclass
 class Child:
-    """A running task. Call `wait_beats`, which is its clock, until `ended`. `worked`: it has finished an item."""
+    """A running task. Call `wait_beats`, which is its clock, until `ended`."""
 
     process: "subprocess.Popen[bytes]"
     folder: Path
     limits: Limits
     pipe: int
-    log_start_bytes: int
+    log_start_bytes: int  # where its lines begin in the log
     started: float = field(default_factory=time.monotonic)
     silent_s: float = 0.0
     last_beat: Beat | None = None
-    worked: bool = False
+    worked: bool = False  # it has finished an item
     _looked: float = field(default_factory=time.monotonic)
 
     def wait_beats(self, timeout_s: float = _POLL_S) -> list[Beat]:
@@ -100,8 +96,7 @@ class Child:
         if watch.poll(timeout_s * 1000):
             data = os.read(self.pipe, _PIPE_BYTES)
             if not data:  # the other end is closed, so it has ended or is about to
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(timeout_s)
+                self._wait(timeout_s)
         now = time.monotonic()
         self.silent_s += min(now - self._looked, _MAX_TICK_S)
         self._looked = now
@@ -129,57 +124,43 @@ class Child:
     def stop(self, grace_s: float = GRACE_S) -> bool:
         """Send SIGTERM, after `grace_s` SIGKILL to the whole session. Return False if it survives."""
         self.ask_to_stop()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(grace_s)
+        self._wait(grace_s)
         return self.kill()
 
     def kill(self) -> bool:
         """Send SIGKILL to the whole session. Return False if it survives."""
         self._signal(signal.SIGKILL)
-        try:
-            self.process.wait(_REAP_S)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self._wait(_REAP_S)
 
     def end_hung(self) -> Outcome:
         """Log all stacks and send SIGKILL: a hung child can't save, and its checkpoint is on the disk."""
-        state = self._state()
+        state = ""
+        with contextlib.suppress(OSError):  # it may just have ended
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
+            state = stat.rpartition(")")[2].split()[0]
         if not self.ended:
             self.process.send_signal(signal.SIGUSR1)  # also written by one that holds the GIL, but not while stopped
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_STACKS_S)
-        return self.outcome(hung=True, state=state, survived=not self.kill())
+            self._wait(_STACKS_S)
+        return self.outcome("hung", state=state, survived=not self.kill())
 
-    def outcome(self, *, hung: bool = False, state: str = "", survived: bool = False) -> Outcome:
-        """Close the pipe and return how it ended."""
+    def outcome(self, status: Status | None = None, *, state: str = "", survived: bool = False) -> Outcome:
+        """Close the pipe and return how it ended; `status` is by default what it has written."""
         os.close(self.pipe)
         code = self.process.returncode
         document: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):  # it died before it wrote one
             document = read_json(self.folder / OUTCOME)
         document.pop("schema", None)
-        status: Status = document.pop("status", "died")
+        written: Status = document.pop("status", "died")
         recorded = document.pop("error", None)
         error = ChildError(**recorded) if recorded else None
         if code == EXIT_FULL_DISK and error is None:
-            status = "failed"
             problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / OUTCOME))
-            error = ChildError("OSError", str(problem), "", 1, "")
-        if code != 0 and status in ("done", "stopped"):
-            status = "died"  # it died after it had written its outcome, which proves nothing
-        return Outcome(
-            status="hung" if hung else status,
-            returncode=code,
-            signal=-code if code is not None and code < 0 else None,
-            seconds=time.monotonic() - self.started,
-            result=document,
-            stderr_tail=self._log_tail(),
-            error=error,
-            beat=self.last_beat,
-            state=state,
-            survived=survived,
-        )
+            written, error = "failed", ChildError("OSError", str(problem), "", 1, "")
+        if code != 0 and written in ("done", "stopped"):
+            written = "died"  # after it had written its outcome, which proves nothing
+        seconds = time.monotonic() - self.started
+        return Outcome(status or written, code, seconds, document, self._log_tail(), error, state, survived)
 
     def _log_tail(self) -> str:
         log = self.folder / WORKER_LOG
@@ -189,13 +170,11 @@ class Child:
             file.seek(max(self.log_start_bytes, log.stat().st_size - _TAIL_BYTES))
             return file.read().decode("utf-8", "replace")
 
-    def _state(self) -> str:
-        """Return the kernel's letter for the process, or ""."""
-        try:
-            line = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return ""
-        return line.rpartition(")")[2].split()[0]
+    def _wait(self, seconds: float) -> bool:
+        """Wait for its end. Return whether it came."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.ended
 
     def _signal(self, number: int) -> None:
         """Signal the child's session, which it leads."""
@@ -221,7 +200,7 @@ def start_child(
     make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
     log = folder / WORKER_LOG
-    log_start_bytes = log.stat().st_size if log.exists() else 0  # where this child's lines begin
+    log_start_bytes = log.stat().st_size if log.exists() else 0
     path = write_task(task, folder, memory_limit_bytes=memory_limit_bytes)
     reader, writer = os.pipe()
     try:
@@ -238,11 +217,9 @@ def start_child(
 def start_process(
     module: str, task_file: Path, log: IO[bytes], heartbeat: int, environment: Mapping[str, str | None]
 ) -> "subprocess.Popen[bytes]":
-    """Start `python -m hivetune.process MODULE TASK.json HEARTBEAT`, the leader of a session of its own.
-
-    It imports torch and the engine anew: 1.8 s (torch 1.3 s) of one core, which a fork server would save. Forks share
-    what their server has loaded, and its faults: a new process shares nothing.
-    """
+    """Start `python -m hivetune.process MODULE TASK.json HEARTBEAT`, the leader of a session of its own."""
+    # It imports torch and the engine anew: 1.8 s (torch 1.3 s) of one core, which a fork server would save. Forks share
+    # what their server has loaded, and its faults: a new process shares nothing.
     process = subprocess.Popen(
         [sys.executable, "-m", "hivetune.process", module, str(task_file), str(heartbeat)],
         stdin=subprocess.DEVNULL,

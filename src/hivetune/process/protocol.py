@@ -18,8 +18,7 @@ from hivetune.run.checkpoints import CHECKPOINT_EVERY_S
 from hivetune.run.choices import NO_CHOICES, Choices
 
 TASK = "task.json"  # in the folder of its outcome
-# The exit code of a child that can't write its outcome because the disk is full (sysexits: EX_CANTCREAT).
-EXIT_FULL_DISK = 73
+EXIT_FULL_DISK = 73  # of a child that has no room for its outcome (sysexits: EX_CANTCREAT)
 
 Status = Literal["done", "stopped", "failed", "hung", "died"]
 
@@ -27,67 +26,47 @@ Status = Literal["done", "stopped", "failed", "hung", "died"]
 class Beat(Enum):
     """A sign of life of a child; the value is the byte on the pipe."""
 
-    STARTING = b"s"
-    """About to import and load."""
-    PREPARING = b"k"
-    """About to load, compile or measure: silence may last as long as at the start."""
-    ITEM = b"t"
-    """One item (an optimizer step, a row, a tensor) is finished."""
-    WAITING = b"w"
-    """Idle, or work has just come: the time until the next item is that item's."""
+    STARTING = b"s"  # about to import and load
+    PREPARING = b"k"  # about to load, compile or measure: silence may last as long as at the start
+    ITEM = b"t"  # one item (an optimizer step, a row, a tensor) is finished
+    WAITING = b"w"  # idle, or work has just come: the time until the next item is that item's
     VALIDATING = b"v"
     SAVING = b"c"
-
-    @property
-    def phase(self) -> str:
-        """The name in journals."""
-        return self.name.lower()
 
 
 @dataclass(frozen=True)
 class PrepareModel:
-    """Prepare `model`, as a person typed it, in the folder `target`.
-
-    With `template`, values for arguments of its chat template: take the prepared folder `plain`.
-    """
+    """Prepare `model`, as a person typed it, in the folder `target`."""
 
     model: str
     target: Path
     offline: bool = False
-    template: Mapping[str, Any] = field(default_factory=dict)
-    plain: Path = Path()
+    template: Mapping[str, Any] = field(default_factory=dict)  # values for arguments of its chat template
+    plain: Path = Path()  # with `template`: the folder where it is prepared without
 
 
 @dataclass(frozen=True)
 class Rank:
-    """The place of a process among the `size` ranks of a run (train/worker/ranks.py).
-
-    `meeting`: where they meet, file:///PATH or tcp://HOST:PORT; `address`: of its machine towards the others.
-    """
+    """The place of a process among the `size` ranks of a run (train/worker/ranks.py)."""
 
     number: int = 0
     size: int = 1
-    meeting: str = ""
-    address: str = "127.0.0.1"
+    meeting: str = ""  # where they meet: file:///PATH or tcp://HOST:PORT
+    address: str = "127.0.0.1"  # of its machine, towards the others
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train `run` to its end.
+    """Train `run` to its end."""
 
-    `changes` are a recovery's, over the run's choices. `devices`: of the ranks on this machine, rank 0's first; fewer
-    than two for a run of one process. `environment`: what the supervisor changed in it, for ranks elsewhere. `rank`: of
-    a process that rank 0 started; `run` is then a folder of its own.
-    """
-
-    run: Path
+    run: Path  # of a process that rank 0 started: a folder of its own
     model: Path
     snapshot: Path
-    changes: Choices = NO_CHOICES
+    changes: Choices = NO_CHOICES  # a recovery's, over the run's choices
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
-    devices: tuple[str, ...] = ()
-    environment: Mapping[str, str | None] = field(default_factory=dict)
-    rank: Rank | None = None
+    devices: tuple[str, ...] = ()  # of the ranks on this machine, rank 0's first; fewer than two for one process
+    environment: Mapping[str, str | None] = field(default_factory=dict)  # what ranks elsewhere have to change
+    rank: Rank | None = None  # of a process that rank 0 started
 
 
 @dataclass(frozen=True)
@@ -160,16 +139,13 @@ class Merge:
 
 @dataclass(frozen=True)
 class WriteGguf:
-    """Write a whole model with the merged adapter as `file`; without `quant` the adapter alone.
-
-    `quant` names a recipe of release/gguf.py, `converter` llama.cpp's folder.
-    """
+    """Write a whole model with the merged adapter as `file`; without `quant` the adapter alone."""
 
     model: Path
     adapter: Path | None
     file: Path
-    quant: str | None
-    converter: Path
+    quant: str | None  # a recipe of release/gguf.py
+    converter: Path  # llama.cpp's folder
 
 
 ENTRIES: Mapping[type, str] = {
@@ -189,7 +165,7 @@ SAVES_WHEN_STOPPED: frozenset[type] = frozenset({Train})
 
 @dataclass(frozen=True)
 class Envelope:
-    """The content of `task.json`: the class and fields of a task. The child writes its outcome to `folder`."""
+    """The content of `task.json`: the class and fields of a task, and the folder of its outcome."""
 
     kind: str
     folder: Path
@@ -207,10 +183,9 @@ class Envelope:
 
 def write_task(task: object, folder: Path, *, memory_limit_bytes: int | None = None) -> Path:
     """Write a task to `folder/task.json`, and return the path."""
-    path = folder / TASK
     envelope = Envelope(type(task).__name__, folder.resolve(), to_plain(task), memory_limit_bytes)
-    write_json(path, to_plain(envelope))
-    return path
+    write_json(folder / TASK, to_plain(envelope))
+    return folder / TASK
 
 
 def read_task(path: Path) -> Envelope:
@@ -228,44 +203,42 @@ class ChildError:
     traceback: str
 
 
-_ERRORS: dict[int, type[errors.HivetuneError]] = {
-    kind.exit_code: kind
-    for kind in (errors.UsageError, errors.DataRefused, errors.MachineNotFit, errors.DoesNotFit, errors.Busy)
-}
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a child. `signal` is set if one killed it; `result` is `outcome.json` without status and error.
-
-    `beat` is the last one. `state` is the kernel's letter for a hung child (R running, S sleeping, D uninterruptible,
-    T stopped). `survived` is true if even SIGKILL did not end it; then only a restart of the machine helps.
-    """
+    """The end of a child."""
 
     status: Status
     returncode: int | None
-    signal: int | None
     seconds: float
-    result: Mapping[str, Any]
+    result: Mapping[str, Any]  # `outcome.json` without status and error
     stderr_tail: str
     error: ChildError | None = None
-    beat: Beat | None = None
-    state: str = ""
-    survived: bool = False
+    state: str = ""  # the kernel's letter for a hung one: R running, S sleeping, D uninterruptible, T stopped
+    survived: bool = False  # not even SIGKILL ended it: only a restart of the machine helps
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that killed it."""
+        return -self.returncode if self.returncode is not None and self.returncode < 0 else None
 
     def check(self, title: str) -> Mapping[str, Any]:
         """Return the result of a child that is done or stopped, else raise its error with its exit code."""
         if self.status in ("done", "stopped"):
             return self.result
-        if self.error is not None:
-            if self.error.exit_code == 1 and FULL_DISK_ERROR.search(self.error.message):
-                hint = "free some space, then run the same command again"
-                raise errors.DoesNotFit(f"the disk is full: {title}: {self.error.message}", hint=hint)
-            kind = _ERRORS.get(self.error.exit_code, errors.HivetuneError)
-            prefix = "" if self.error.exit_code != 1 else f"{title} failed: {self.error.type}: "
-            raise kind(prefix + self.error.message, hint=self.error.hint)
-        tail = "\n".join(self.stderr_tail.splitlines()[-5:])
-        raise errors.HivetuneError(f"{title} {self.ending()}" + (f"; its last lines:\n{tail}" if tail else ""))
+        if self.error is None:
+            tail = "\n".join(self.stderr_tail.splitlines()[-5:])
+            raise errors.HivetuneError(f"{title} {self.ending()}" + (f"; its last lines:\n{tail}" if tail else ""))
+        if self.error.exit_code != 1:  # an error for users, as the child said it
+            kinds = {
+                kind.exit_code: kind for kind in errors.HivetuneError.__subclasses__() if kind is not errors.Stopped
+            }
+            kind = kinds.get(self.error.exit_code, errors.HivetuneError)
+            raise kind(self.error.message, hint=self.error.hint)
+        if FULL_DISK_ERROR.search(self.error.message):
+            hint = "free some space, then run the same command again"
+            raise errors.DoesNotFit(f"the disk is full: {title}: {self.error.message}", hint=hint)
+        message = f"{title} failed: {self.error.type}: {self.error.message}"
+        raise errors.HivetuneError(message, hint=self.error.hint)
 
     def ending(self) -> str:
         """Return how it ended, in words."""

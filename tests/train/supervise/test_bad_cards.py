@@ -29,7 +29,7 @@ def replies_to(fault: str, bounds: Bounds) -> list[Reply]:
 
 
 def fault_of(kind: str, message: str) -> str:
-    ended = Outcome("failed", 1, None, 1.0, {}, "", ChildError(kind, message, "", 1, ""))
+    ended = Outcome("failed", 1, 1.0, {}, "", ChildError(kind, message, "", 1, ""))
     return diagnose(evidence_of(ended)).fault.id
 
 

@@ -57,7 +57,7 @@ def test_every_text_has_a_public_source_and_a_known_class() -> None:
 
 
 def outcome(**changes: Any) -> Outcome:
-    plain: dict[str, Any] = {"status": "died", "returncode": 1, "signal": None, "seconds": 1.0, "result": {}}
+    plain: dict[str, Any] = {"status": "died", "returncode": -changes.pop("signal", -1), "seconds": 1.0, "result": {}}
     return Outcome(**{**plain, "stderr_tail": "", **changes})
 
 

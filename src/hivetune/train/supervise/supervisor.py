@@ -297,7 +297,7 @@ class _Supervisor:
             self.events.append(
                 "ended",
                 **{name: getattr(outcome, name) for name in ("status", "returncode", "signal", "state", "survived")},
-                phase=ended.phase.phase if ended.phase else "",
+                phase=ended.phase.name.lower() if ended.phase else "",
                 step=ended.step,
                 durable=durable,
                 error=None if error is None else f"{error.type}: {error.message}"[:1000],
