@@ -1,7 +1,7 @@
 """Append-only journals in JSON Lines: one event per line, each written at once, readable after any crash.
 
 Each file has one writer. A torn last line, which a dead writer leaves, is ignored. A line that is no event is read as
-the event `damaged` with its number, so that readers continue and can report it.
+the event `damaged`, so that readers continue and can count it.
 """
 
 import errno
@@ -11,14 +11,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hivetune.base.disk import write_atomic
 from hivetune.base.private import make_folder, open_plain
 
 DAMAGED = "damaged"
 TAIL_BYTES = 1 << 16
-FOLLOWED_BYTES = 4 << 20  # about the most that one call of `read_after` reads
 # The rows that a rollback leaves out take some MB in one line. Hivetune writes no longer line.
 MAX_LINE_BYTES = 256 << 20
 
@@ -98,18 +97,41 @@ class Journal:
         self.close()
 
 
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events in order, without a torn last line; a damaged one is {"event": "damaged", "line": number}.
+@dataclass
+class JournalPlace:
+    """How far a journal was read."""
 
-    A missing file has no events. Raise OSError for an unreadable file or a line of more than MAX_LINE_BYTES.
+    offset: int = 0
+    # The line that ends there. A journal may be replaced after a crash, and then has others at the same place.
+    last: bytes = b""
+
+
+class Replaced(Exception):
+    """A journal was replaced since it was read: read it again from the start."""
+
+
+def read_journal(path: Path, place: JournalPlace | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the events in order, those behind `place`, which moves along; a damaged line is {"event": "damaged"}.
+
+    A torn last line and a missing file have no events. Raise Replaced, and OSError for an unreadable file or a line of
+    more than MAX_LINE_BYTES.
     """
+    place = JournalPlace() if place is None else place
     try:
         handle = open_plain(path)
     except FileNotFoundError:
+        if place.offset:
+            raise Replaced from None
         return
     with open(handle, "rb") as file:
-        for number, line in enumerate(_whole_lines(file, path), 1):
-            yield _entry(line, path) or {"event": DAMAGED, "time": 0.0, "line": number}
+        file.seek(place.offset - len(place.last))
+        if file.read(len(place.last)) != place.last:
+            raise Replaced
+        while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
+            place.offset, place.last = place.offset + len(line), line
+            yield _entry(line, path) or {"event": DAMAGED, "time": 0.0}
+    if len(line) == MAX_LINE_BYTES:  # as a sparse file of zeros is one
+        raise OSError(errno.EFBIG, f"has a line of more than {MAX_LINE_BYTES >> 20} MiB", str(path))
 
 
 def read_tail(path: Path) -> list[dict[str, Any]]:
@@ -125,49 +147,9 @@ def read_tail(path: Path) -> list[dict[str, Any]]:
     return [entry for line in (lines[1:] if start else lines) if (entry := _entry(line, path))]
 
 
-@dataclass(frozen=True)
-class JournalPlace:
-    """How far a journal was read. `last`: the line that ends there, since a journal may be replaced after a crash."""
-
-    offset: int = 0
-    last: bytes = b""
-
-
-def read_after(path: Path, place: JournalPlace) -> tuple[list[dict[str, Any]], JournalPlace | None]:
-    """Return the events since `place` and the new place, about FOLLOWED_BYTES at once, so call it until there are none.
-
-    The new place is None if the journal was replaced: read it again from the start. Raise OSError as `read_journal`.
-    """
-    try:
-        handle = open_plain(path)
-    except FileNotFoundError:
-        return [], None if place.offset else place
-    with open(handle, "rb") as file:
-        file.seek(place.offset - len(place.last))
-        if file.read(len(place.last)) != place.last:
-            return [], None
-        entries, end, last = [], place.offset, place.last
-        for line in _whole_lines(file, path):
-            entries.append(_entry(line, path) or {"event": DAMAGED, "time": 0.0})
-            end, last = end + len(line), line
-            if end - place.offset >= FOLLOWED_BYTES:
-                break
-    return entries, JournalPlace(end, last)
-
-
 def _line(entry: dict[str, Any]) -> bytes:
     text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _whole_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Yield the complete lines from the position of `file`. Raise OSError for a line that is too long, as a sparse file
-    of zeros is one.
-    """
-    while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
-        yield line
-    if len(line) == MAX_LINE_BYTES:
-        raise OSError(errno.EFBIG, f"has a line of more than {MAX_LINE_BYTES >> 20} MiB", str(path))
 
 
 def _entry(line: bytes, path: Path) -> dict[str, Any] | None:

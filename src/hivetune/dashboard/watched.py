@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home, lock_holder, sha256_bytes
-from hivetune.base.journal import JournalPlace, read_after
+from hivetune.base.journal import JournalPlace, Replaced, read_journal
 from hivetune.errors import UsageError
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD
 from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, run_folders, run_status
@@ -131,35 +131,25 @@ class RunReading:
 
 
 class WatchedRun:
-    """One run folder. `read`: the content of its journals up to now. `place`: how far the metrics were read."""
+    """One run folder. `read`: the content of its journals up to now."""
 
     def __init__(self, path: Path):
         self.path = path
         self.read = RunReading()
-        self.place = self._events = JournalPlace()
+        self._metrics, self._events = JournalPlace(), JournalPlace()
         self._stamp: tuple[object, ...] = ()
         self._status: RunStatus | None = None
 
     def refresh(self) -> None:
-        """Read what was appended. A journal that was replaced, as by a run that makes steps again, is read from the
-        start: no step is missing and none is there twice. Raises OSError."""
-        while not self._follow():
-            self.read, self.place, self._events = RunReading(), JournalPlace(), JournalPlace()
-
-    def _follow(self) -> bool:
-        """Read on, and return False if a journal was replaced."""
-        while True:
-            entries, place = read_after(self.path / METRICS, self.place)
-            events, after = read_after(self.path / EVENTS, self._events)
-            if place is None or after is None:
-                return False
-            if not entries and not events:
-                return True
-            for entry in entries:
+        """Read what was appended. Raises OSError."""
+        try:
+            for entry in read_journal(self.path / METRICS, self._metrics):
                 self.read.add_metric(entry)
-            for entry in events:
+            for entry in read_journal(self.path / EVENTS, self._events):
                 self.read.add_event(entry)
-            self.place, self._events = place, after
+        except Replaced:  # as by a run that makes steps again: from the start, so that no step is missing or doubled
+            self.read, self._metrics, self._events = RunReading(), JournalPlace(), JournalPlace()
+            self.refresh()
 
     def status(self) -> RunStatus:
         """Return the status, computed again only when a file of it changed or its supervisor came or went. Raises
