@@ -9,15 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.pieces.format import NOT_HELD, Head, Lines, Log, PlacedRow
+from hivetune.data.pieces.format import NOT_HELD, Head, Log, PlacedRow
 from hivetune.data.pieces.sessions import PlacedEvent, conversation, session_rows
 from hivetune.data.pieces.values import Row, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 
 _FIRST_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
 _LINE_TYPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+_SUMMARIES = ("compaction", "compaction_summary")
 # Items that say nothing to a model. A kind that nobody knows stays, so that the row is refused for it.
-_SILENT_ITEMS = ("ghost_snapshot", "compaction", "compaction_summary", "other")
+_SILENT_ITEMS = ("ghost_snapshot", "other", *_SUMMARIES)
+# Calls of which a log holds the result. A search of the web needs none: its answer says what was found.
+_HELD_CALLS = ("function_call", "custom_tool_call", "web_search_call")
 
 
 @dataclass(slots=True)
@@ -39,18 +42,12 @@ def is_line(row: Row) -> bool:
 
 
 def recognise(head: Head) -> bool:
-    """Return whether the first lines are a session of Codex. The first may be longer than the head: it has all
-    instructions of the agent.
-    """
+    # The first line may be longer than the head: it has all instructions of the agent.
     return _FIRST_LINE.match(head.data) is not None or any(map(is_line, head.events))
 
 
-def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each stretch of a session between compactions."""
-    return session_rows(lines, _rows, lambda event: event.get("type") == "session_meta")
-
-
 def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
+    """Yield one row for each stretch of a session between compactions."""
     session = _Session()
     for number, event in events:
         kind, payload = event.get("type"), event.get("payload")
@@ -58,11 +55,7 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
             continue
         if kind == "compacted":
             yield from _row(session)
-            session = _Session(session.name, session.time, session.system)
-            history = objects(payload.get("replacement_history")) or []
-            session.is_encrypted = any(item.get("encrypted_content") for item in history if _is_summary(item))
-            # What was answered before is learned in the row above.
-            session.items = [{**item, "weight": 0} for item in history if not _is_summary(item)]
+            session = _after(payload, session)
             payload = {"type": "message", "role": "user", "content": payload.get("message")}
             kind = "response_item" if payload["content"] else kind
         if kind == "session_meta":
@@ -73,14 +66,32 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
             _apply(session, payload)
         elif kind == "response_item" and payload.get("type") not in _SILENT_ITEMS:
             session.place = session.place or number
-            item = {**payload}  # as the Responses API has it
-            if payload.get("type") == "local_shell_call":
-                item = {"type": "function_call", "call_id": payload.get("call_id"), "name": "local_shell"}
-                item["arguments"] = {"command": one_of(payload.get("action"), "command")}
-            elif isinstance(text := one_of(payload.get("output"), "content"), str):
-                item["output"] = text
-            session.items.append(item)
+            _add(session.items, payload)
     yield from _row(session)
+
+
+def _after(compaction: dict[str, Any], session: _Session) -> _Session:
+    """Return the session that goes on with what a compaction kept. Its answers are learned in the row before it."""
+    history = objects(compaction.get("replacement_history")) or []
+    kept = [{**item, "weight": 0} for item in history if item.get("type") not in _SUMMARIES]
+    hidden = any(item.get("encrypted_content") for item in history if item.get("type") in _SUMMARIES)
+    return _Session(session.name, session.time, session.system, is_encrypted=hidden, items=kept)
+
+
+def _add(items: list[dict[str, Any]], payload: dict[str, Any]) -> None:
+    """Add an item as the Responses API has it. What the program tells the model between the lines of a question stands
+    before it: chat templates know no place between.
+    """
+    item = {**payload}
+    if payload.get("type") == "local_shell_call":
+        item = {"type": "function_call", "call_id": payload.get("call_id"), "name": "local_shell"}
+        item["arguments"] = {"command": one_of(payload.get("action"), "command")}
+    elif isinstance(text := one_of(payload.get("output"), "content"), str):
+        item["output"] = text
+    at = len(items)
+    while item.get("role") == "developer" and at and items[at - 1].get("role") == "user":
+        at -= 1
+    items.insert(at, item)
 
 
 def _apply(session: _Session, event: dict[str, Any]) -> None:
@@ -95,17 +106,6 @@ def _apply(session: _Session, event: dict[str, Any]) -> None:
         if begins:
             del session.items[begins[max(0, len(begins) - count)] :]
             session.left_out.add("other-branches")
-
-
-def _is_summary(item: dict[str, Any]) -> bool:
-    return item.get("type") in ("compaction", "compaction_summary")
-
-
-def _is_hidden(kind: str) -> bool:
-    """Return whether items of this type are calls of which a log does not hold what they found. A search of the web is
-    no such tool: its answer says what was found.
-    """
-    return kind.endswith("_call") and kind not in ("function_call", "custom_tool_call", "web_search_call")
 
 
 def _is_broken_call(item: dict[str, Any]) -> bool:
@@ -138,20 +138,20 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
             _unlearn_answer(items)
     if not any(item.get("role") == "user" for item in items):
         return
+    kinds = (str(item.get("type")) for item in items)
     if session.is_encrypted:
         if any(_is_of_answer(item) and item.get("weight", 1) for item in items):
             reason = "the session was compacted, and the summary of what came before is encrypted"
             yield session.place, RowRefused("earlier-turns-missing", reason)
-        return
-    if hidden := next((kind for kind in (str(item.get("type")) for item in items) if _is_hidden(kind)), None):
-        yield (
-            session.place,
-            RowRefused(NOT_HELD, f"{hidden}: a tool that the provider ran itself; its result is not logged"),
-        )
-        return
-    system = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
-    facts = {"session_id": session.name, "timestamp": session.time}
-    yield session.place, conversation("codex", [*system, *items], session.left_out, **facts)
+    elif hidden := next((kind for kind in kinds if kind.endswith("_call") and kind not in _HELD_CALLS), None):
+        # The answer before it would end in the middle if it were cut there.
+        yield session.place, RowRefused(NOT_HELD, f"{hidden}: the provider ran it; its result is not logged")
+    else:
+        system = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
+        facts = {"session_id": session.name, "timestamp": session.time}
+        yield session.place, conversation("codex", [*system, *items], session.left_out, **facts)
 
 
-FORMAT = Log("codex", recognise, rows)
+FORMAT = Log(
+    "codex", recognise, lambda lines: session_rows(lines, _rows, lambda event: event.get("type") == "session_meta")
+)

@@ -23,17 +23,23 @@ def is_line(row: Row) -> bool:
 
 def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     turns: list[dict[str, Any]] = []
+    left_out: set[str] = set()
     for _, event in session:
+        last = turns[-1] if turns else {}
         if event.get("type") == "turn_ended" and event["status"] != "success":
             for turn in reversed(turns):
-                if turn["role"] != "assistant":
+                if turn["role"] == "user":
                     break
                 turn["weight"] = 0
         elif "role" in event:
+            calls = [part for part in listed(last.get("content")) if one_of(part, "type") == "tool_use"]
+            if event["role"] == "assistant" and calls:
+                left_out.add("call-without-result")  # templates want a turn of the tool before the answer goes on
+                turns += [{"role": "tool", "content": "", "tool_call_id": call.get("id")} for call in calls]
             parts = [_plain(part) for part in listed(one_of(event.get("message"), "content"))]
             turns.append({"role": event["role"], "content": parts})
     if any(turn["role"] == "assistant" for turn in turns):
-        yield session[0][0], conversation("cursor", turns)
+        yield session[0][0], conversation("cursor", turns, left_out)
 
 
 def _plain(part: Any) -> Any:

@@ -1,13 +1,12 @@
-"""Turns as OpenAI (chat and Responses), Anthropic, Gemini and Ollama write them, to messages in an order that templates
-know. Calls, and the tools that may be called, are read to OpenAI's form.
+"""Turns as OpenAI (chat and Responses), Anthropic, Gemini and Ollama write them, to messages. Calls, and the tools that
+may be called, are read to OpenAI's form.
 """
 
-import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from hivetune.data.columns import REASONING
 from hivetune.data.pieces.format import NOT_HELD, Conversation, Tools
@@ -33,19 +32,18 @@ _THOUGHTS = ("thinking", "reasoning", "thought")
 _CALLS = ("tool_use", "tool_call", "function_call", "custom_tool_call", "functionCall", "toolCallRequest")
 _RESULTS = (
     *("tool_result", "tool_call_response", "function_call_output", "custom_tool_call_output", "functionResponse"),
-    "toolCallResult",
+    *("function_response", "toolCallResult"),
 )
 # Parts that say nothing to a model: hidden thoughts, and searches of the web, of which the answer says what they found.
 _SILENT = (
     *("redacted_thinking", "web_search_call", "web_search_tool_result", "web_fetch_tool_result"),
     "tool_search_tool_result",
 )
+_UNTYPED = ("text", "functionCall", "functionResponse", "function_call", "function_response")
 _SEARCHES = ("web_search", "web_fetch", "tool_search")  # what Anthropic's begin with
 # Items of OpenAI's Responses that are no messages, but stand among them.
 _ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
-# Gemini names no types: the only key that a part has tells its kind, in Python's spelling too.
-_KINDS = {"text": "text", "functionCall": "functionCall", "functionResponse": "functionResponse"}
-_KINDS |= {"function_call": "functionCall", "function_response": "functionResponse"}
+_THOUGHT_KEYS = ("thinking", "reasoning", "text", "content", "summary")
 _BETWEEN = "\n\n"  # turns of one role that become one
 _HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
 
@@ -110,13 +108,8 @@ def read_tools(tools: Any) -> Tools:
     tools = parsed(tools)
     if tools is None or tools in ("", [], {}):
         return ()
-    tools = [tools] if isinstance(tools, dict) else tools
-    if not isinstance(tools, list):
-        raise RowRefused("wrong-type", "tools: a list of objects")
     read: list[Mapping[str, Any]] = []
-    for tool in map(parsed, tools):
-        if not isinstance(tool, dict):
-            raise RowRefused("wrong-type", "tools: a list of objects")
+    for tool in map(parsed, tools if isinstance(tools, list) else [tools]):
         declared = one_of(tool, "functionDeclarations", "function_declarations")  # Gemini
         read += [_plain_tool(function) for function in (declared if isinstance(declared, list) else [tool])]
     return tuple(map(_without_nulls, read))
@@ -148,46 +141,108 @@ def _without_nulls(schema: Any) -> Any:
     return {key: value if key in _MEANT_NULLS else _without_nulls(value) for key, value in kept.items()}
 
 
-class _Piece(NamedTuple):
-    """One thing of a turn: `value` is a text, a call in OpenAI's form, or the message of a tool that answered."""
-
-    kind: Literal["text", "thought", "call", "result"]
-    value: Any
+# From a turn to messages: each thing that it holds is read as a message of its own, and these are joined.
 
 
-def _pieces(content: Any) -> Iterator[_Piece]:
+def read_turn(turn: Any) -> list[Message]:
+    """Return one turn: mostly one message; a turn that holds tools' results gives one of each. What an assistant says
+    behind a result, it said when it knew the result: it is a message of its own. In other turns the results stand
+    first. Raise RowRefused.
+    """
+    if not isinstance(turn, dict):
+        raise RowRefused("wrong-type", "messages: each one an object with role and content")
+    plain, text = ROLES.get(str(turn.get("role"))), turn.get("content")
+    if plain and len(turn) == 2 and isinstance(text, str) and turn["role"] not in _CALL_ROLES:
+        text, calls = calls_in_text(text) if plain == "assistant" else (text, ())
+        return [Message(plain, text, tool_calls=calls)]  # the usual turn, at half cost
+    weight = one_of(turn, *_WEIGHTS)
+    if weight not in (None, 0, 1):
+        raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
+    if is_item(turn):
+        if turn["type"] not in _ITEMS:
+            raise RowRefused(NOT_HELD, f"{turn['type']}: the provider ran it; its result is not logged")
+        role, name, parts = ROLES["assistant"], None, list(_read_part("assistant", turn))
+    else:
+        role, name, parts = _role_of(turn), turn.get("name"), list(_parts(turn))
+    parts = [part for part in parts if part.role == "tool" or part.content or part.tool_calls or part.reasoning]
+    if role != "assistant":
+        if any(part.tool_calls for part in parts):
+            raise RowRefused("role-order", f"a tool call in a turn of {role}")
+        parts = [part for part in parts if not part.reasoning]
+        parts.sort(key=lambda part: part.role != "tool")
+    messages: list[Message] = []
+    for part in parts or [Message(role, "")]:
+        if messages and messages[-1].role == part.role != "tool":
+            messages[-1] = _joined(messages[-1], part, "")
+        else:
+            messages.append(part)
+    about = {"weight": 1.0 if weight is None else float(weight), "name": name if isinstance(name, str) else None}
+    return [_finished(message, about) if message.role == role != "tool" else message for message in messages]
+
+
+def _role_of(turn: Mapping[str, Any]) -> Role:
+    speaker = one_of(turn, *ROLE_KEYS)
+    name = speaker.strip().lower() if isinstance(speaker, str) else ""
+    if name not in ROLES:
+        raise RowRefused("role-order", f"role {str(speaker)[:40]!r}: use system, user, assistant or tool")
+    if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
+        raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
+    return ROLES[name]
+
+
+def _parts(turn: Mapping[str, Any]) -> Iterator[Message]:
+    """Yield what a turn holds: its content, what was thought before it, and its calls."""
+    role, content = _role_of(turn), one_of(turn, *_CONTENT_KEYS)
+    calls = parsed(one_of(turn, "tool_calls", "function_call"))  # the latter: OpenAI's older form, one call
+    if calls is None and one_of(turn, *ROLE_KEYS).strip().lower() in _CALL_ROLES:
+        calls, content = parsed(content), None
+        if not isinstance(calls, dict | list):
+            raise RowRefused("bad-tool-call", "a turn that is a call: not JSON")
+    if role == "tool" and not any(_is_result(part) for part in listed(content)):
+        yield _result_message(result_text(content), turn.get("tool_call_id"), one_of(turn, "name", "tool_name"))
+        return
+    yield from _content(role, content)
+    yield from _thought(role, next((turn[key] for key in REASONING if isinstance(turn.get(key), str)), ""))
+    for call in [calls] if isinstance(calls, dict) else listed(calls):
+        if call != {}:
+            yield Message(role, "", tool_calls=(read_call(call),))
+
+
+def _content(role: Role, content: Any) -> Iterator[Message]:
     """Yield what a content holds, in order. Raise RowRefused: wrong-type, unsupported-content, bad-tool-call."""
     if isinstance(content, dict) and ("type" in content or "text" in content):
         content = [content]
     if isinstance(content, str):
-        yield _Piece("text", content)
+        yield Message(role, content)
     elif all_texts(content):
-        yield _Piece("text", "\n".join(content))  # a text as its lines
+        yield Message(role, "\n".join(content))  # a text as its lines
     elif content is not None and not isinstance(content, list):
         raise RowRefused("wrong-type", "content: a string, or a list of parts")
     else:
         for part in content or ():
-            yield from _pieces_of_part(part)
+            yield from _read_part(role, part)
 
 
-def _pieces_of_part(part: Any) -> Iterator[_Piece]:
-    if isinstance(part, str):
-        yield _Piece("text", part)
-        return
+def _read_part(role: Role, part: Any) -> Iterator[Message]:
     kind = _kind(part)
     if kind in _TEXTS:
         text = one_of(part, "text", "refusal", "content")
         if not isinstance(text, str):
             raise RowRefused("unsupported-content", "a text part without text")
-        yield _Piece("text", text)
+        yield Message(role, text)
     elif kind in _THOUGHTS:
-        yield from (_Piece("thought", text) for text in _thoughts(part))
+        # Of encrypted thoughts only the summary is meant to be seen.
+        names = ("summary",) if part.get("encrypted_content") else _THOUGHT_KEYS
+        value = next((part[name] for name in names if part.get(name)), None)
+        for item in value if isinstance(value, list) else [value]:
+            text = one_of(item, "text") if isinstance(item, dict) else item
+            yield from _thought(role, text if isinstance(text, str) else "")
     elif kind in _CALLS:
         if kind == "tool_use" and one_of(part, "input", "arguments") is None:
             raise RowRefused("bad-tool-call", f"the log does not hold the input of {str(part.get('name'))[:40]}")
-        yield _Piece("call", read_call(part))
+        yield Message(role, "", tool_calls=(read_call(part),))
     elif kind in _RESULTS:
-        yield _Piece("result", _result(part))
+        yield _result(part)
     elif kind not in _SILENT:
         raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
 
@@ -202,18 +257,18 @@ def _kind(part: Any) -> Any:
         return _SILENT[0]
     if "type" in part:
         return part["type"]
-    keys = [key for key, value in part.items() if value is not None]  # Python writes all the kinds that it is not
-    return next((kind for key, kind in _KINDS.items() if key in keys), next(iter(keys), None))
+    # Gemini names no types: the only key tells the kind. Its library for Python writes the other keys too, with null.
+    keys = [key for key, value in part.items() if value is not None]
+    return next((key for key in keys if key in _UNTYPED), next(iter(keys), None))
 
 
-def _thoughts(part: Mapping[str, Any]) -> Iterator[str]:
-    """Yield thoughts as text, without encrypted ones: of these only the summary is meant to be seen."""
-    names = ("summary",) if part.get("encrypted_content") else ("thinking", "reasoning", "text", "content", "summary")
-    value = next((part[name] for name in names if part.get(name)), None)
-    for item in value if isinstance(value, list) else [value]:
-        text = one_of(item, "text") if isinstance(item, dict) else item
-        if isinstance(text, str):
-            yield text
+def _is_result(part: Any) -> bool:
+    return isinstance(part, dict) and _kind(part) in _RESULTS
+
+
+def _thought(role: Role, text: str) -> Iterator[Message]:
+    if text.strip():
+        yield Message(role, "", reasoning=text.strip("\n"))
 
 
 def _result(part: Mapping[str, Any]) -> Message:
@@ -221,42 +276,78 @@ def _result(part: Mapping[str, Any]) -> Message:
     if inner is not part and inner.get("parts"):
         raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
     value = one_of(inner, "content", "output", "result", "response", "tool_result")
-    value = parsed(value) if part.get("type") == "toolCallResult" else value
+    value = parsed(value) if part.get("type") == "toolCallResult" else value  # LM Studio writes parts as JSON text
     if isinstance(value, dict) and value.keys() == {"output"} and isinstance(value["output"], str):
         value = value["output"]  # Gemini's programs
     call_id = one_of(inner, "tool_use_id", "tool_call_id", "callId", "call_id", "id")
-    return result_message(result_text(value), call_id, one_of(inner, "name"))
+    return _result_message(result_text(value), call_id, one_of(inner, "name"))
 
 
-def result_message(text: str, call_id: Any, name: Any) -> Message:
+def _result_message(text: str, call_id: Any, name: Any) -> Message:
     """Return the message of a tool; an id or a name that is no text is left out."""
     call = str(call_id) if isinstance(call_id, str | int) and call_id else None
     return Message("tool", text, name=name if isinstance(name, str) else None, tool_call_id=call)
+
+
+def _joined(first: Message, second: Message, between: str) -> Message:
+    texts = [text for text in (first.content, second.content) if text]
+    thoughts = [text for text in (first.reasoning, second.reasoning) if text]
+    return replace(
+        first,
+        content=between.join(texts),
+        tool_calls=(*first.tool_calls, *second.tool_calls),
+        reasoning=(between or "\n").join(thoughts) or None,
+    )
+
+
+def _finished(message: Message, about: Mapping[str, Any]) -> Message:
+    """Return a message of a turn with what the turn says about it; thoughts that its text repeats are left out."""
+    text, calls = calls_in_text(message.content) if message.role == "assistant" else (message.content, ())
+    thoughts = message.reasoning if message.reasoning and message.reasoning.strip() not in text else None
+    return replace(message, content=text, tool_calls=(*message.tool_calls, *calls), reasoning=thoughts, **about)
+
+
+# From turns to a conversation.
+
+
+def read_turns(
+    turns: Iterable[Any], read: Callable[[Any], list[Message]] = read_turn, *, to_media: bool = False
+) -> tuple[list[Message], tuple[str, ...]]:
+    """Return every turn, and reasons of severity warn. `to_media`: the conversation ends before a turn with an image, a
+    file or a tool that the log does not hold, if something is learned before it: what follows rests on what nobody can
+    read. Raise RowRefused.
+    """
+    messages: list[Message] = []
+    after_item = False
+    for turn in turns:
+        if turn is None or one_of(turn, "type") in _SILENT:
+            continue
+        try:
+            found, item = read(turn), is_item(turn)
+        except RowRefused as refused:
+            learned = to_media and any(message.role == "assistant" and message.weight for message in messages)
+            if refused.reason not in (NOT_HELD, "unsupported-content") or not learned:
+                raise
+            return messages, ("ends-before-media",)
+        if (item or after_item) and messages and found and _belongs(messages[-1], found[0]):
+            found = [_joined(messages.pop(), found[0], _BETWEEN), *found[1:]]  # one answer, item by item
+        messages += found
+        after_item = item
+    return messages, ()
 
 
 def read_messages(turns: Any, system: Any) -> list[Message]:
     """Return every turn of a list, after `system` unless the list has its own. Raise RowRefused."""
     if not isinstance(turns, list):
         raise RowRefused("wrong-type", "messages: a list of objects")
-    messages: list[Message] = []
-    after_item = False
-    for turn in turns:
-        if turn is None or one_of(turn, "type") in _SILENT:
-            continue
-        read, item = read_turn(turn), is_item(turn)
-        if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
-            read = [_joined(messages.pop(), read[0]), *read[1:]]
-        messages += read
-        after_item = item
+    return with_system(read_turns(turns)[0], system)
+
+
+def with_system(messages: list[Message], system: Any) -> list[Message]:
+    """Return messages after `system` unless they have their own. Raise RowRefused: no-answer where there are none."""
     if not messages:
         raise RowRefused("no-answer", "the list of messages is empty")
     return messages if messages[0].role == "system" else [*read_system(system), *messages]
-
-
-def is_conversation(value: list[Any]) -> bool:
-    """Return whether a row that is a list, and no object, is the turns of one conversation."""
-    turns = objects(value)
-    return turns is not None and all(any(key in turn for key in ROLE_KEYS[:3]) for turn in turns)
 
 
 def read_system(value: Any) -> list[Message]:
@@ -265,7 +356,7 @@ def read_system(value: Any) -> list[Message]:
         return []
     value = value["parts"] if isinstance(value, dict) and "parts" in value else value
     if isinstance(value, list | dict):
-        text = _BETWEEN.join(piece.value for piece in _pieces(value) if piece.kind == "text")
+        text = _BETWEEN.join(part.content for part in _content("system", value) if part.content)
     else:
         text = text_of(value, "system")
     return [Message("system", text)] if text else []
@@ -279,92 +370,10 @@ def is_item(turn: Any) -> bool:
     return isinstance(kind, str) and (kind in _ITEMS or kind.endswith("_call"))
 
 
-def read_turn(turn: Any) -> list[Message]:
-    """Return one turn: mostly one message; a turn that holds tools' results gives one of each. Raise RowRefused."""
-    if not isinstance(turn, dict):
-        raise RowRefused("wrong-type", "messages: each one an object with role and content")
-    plain, text = ROLES.get(str(turn.get("role"))), turn.get("content")
-    if plain and len(turn) == 2 and isinstance(text, str) and turn["role"] not in _CALL_ROLES:
-        text, calls = calls_in_text(text) if plain == "assistant" else (text, ())
-        return [Message(plain, text, tool_calls=calls)]  # the usual turn, at half cost
-    if is_item(turn):
-        if turn["type"] not in _ITEMS:
-            raise RowRefused(NOT_HELD, f"{turn['type']}: the provider ran it; its result is not logged")
-        return _messages("assistant", [turn], {key: turn[key] for key in ("weight",) if key in turn})
-    speaker = one_of(turn, *ROLE_KEYS)
-    name = speaker.strip().lower() if isinstance(speaker, str) else ""
-    if name not in ROLES:
-        raise RowRefused("role-order", f"role {str(speaker)[:40]!r}: use system, user, assistant or tool")
-    if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
-        raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
-    content = one_of(turn, *_CONTENT_KEYS)
-    if name in _CALL_ROLES and "tool_calls" not in turn:
-        called = parsed(content)
-        if not isinstance(called, dict | list):
-            raise RowRefused("bad-tool-call", f"{name}: not JSON")
-        turn, content = {**turn, "tool_calls": called if isinstance(called, list) else [called]}, None
-    role = ROLES[name]
-    if role == "tool" and not any(_is_result(part) for part in listed(content)):
-        return [result_message(result_text(content), turn.get("tool_call_id"), one_of(turn, "name", "tool_name"))]
-    return _messages(role, content, turn)
-
-
-def _is_result(part: Any) -> bool:
-    return isinstance(part, dict) and _kind(part) in _RESULTS
-
-
-def _messages(role: Role, content: Any, turn: Mapping[str, Any]) -> list[Message]:
-    """Return the messages of a turn. What an assistant says behind a result, it said when it knew the result: it is a
-    message of its own. In other turns the results stand first.
-    """
-    pieces = list(_pieces(content))
-    pieces += [_Piece("thought", turn[key]) for key in REASONING if isinstance(turn.get(key), str)][:1]
-    if isinstance(turn.get("refusal"), str) and not any(piece.value for piece in pieces):
-        pieces.append(_Piece("text", turn["refusal"]))
-    results: list[_Piece] = []
-    calls = parsed(one_of(turn, "tool_calls", "toolCalls"))
-    if calls is None and isinstance(turn.get("function_call"), dict):  # OpenAI's older form
-        calls = [turn["function_call"]]
-    for call in (call for call in listed(calls) if call != {}):
-        pieces.append(_Piece("call", read_call(call)))
-        if (result := one_of(call, "result", "output")) is not None:  # Gemini CLI: parts, as of a turn
-            parts = [part for part in listed(result) if _is_result(part)]
-            text = "\n".join(_result(part).content for part in parts) if parts else result_text(result)
-            call_id = pieces[-1].value.get("id")
-            results.append(_Piece("result", result_message(text, call_id, None if call_id else one_of(call, "name"))))
-    pieces += results
-    if role != "assistant":
-        if any(piece.kind == "call" for piece in pieces):
-            raise RowRefused("role-order", f"a tool call in a turn of {role}")
-        answered = [piece.value for piece in pieces if piece.kind == "result"]
-        rest = [piece for piece in pieces if piece.kind == "text"]
-        said = "".join(piece.value for piece in rest)
-        return [*answered, *([_message(role, rest, turn)] if said or not answered else [])]
-    messages: list[Message] = []
-    for is_result, group in itertools.groupby(pieces, lambda piece: piece.kind == "result"):
-        step = list(group)
-        messages += [piece.value for piece in step] if is_result else [_message(role, step, turn)]
-    return messages or [_message(role, [], turn)]
-
-
-def _message(role: Role, pieces: Sequence[_Piece], turn: Mapping[str, Any]) -> Message:
-    weight = one_of(turn, *_WEIGHTS)
-    if weight not in (None, 0, 1):
-        raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
-    text = "".join(piece.value for piece in pieces if piece.kind == "text")
-    calls = [piece.value for piece in pieces if piece.kind == "call"]
-    thoughts = "\n".join(t.value.strip("\n") for t in pieces if t.kind == "thought" and t.value.strip())
-    if role == "assistant":
-        text, more = calls_in_text(text)
-        calls += more
-    return Message(
-        role,
-        text,
-        weight=1.0 if weight is None else float(weight),
-        name=turn["name"] if isinstance(turn.get("name"), str) else None,
-        tool_calls=tuple(calls),
-        reasoning=thoughts if thoughts and thoughts.strip() not in text else None,
-    )
+def is_conversation(value: list[Any]) -> bool:
+    """Return whether a row that is a list, and no object, is the turns of one conversation."""
+    turns = objects(value)
+    return turns is not None and all(any(key in turn for key in ROLE_KEYS[:3]) for turn in turns)
 
 
 def conversation_of(
@@ -375,29 +384,30 @@ def conversation_of(
 
     Raise RowRefused: no-answer, role-order when nobody asks anything, earlier-turns-missing.
     """
-    last = next((i for i in reversed(range(len(messages))) if messages[i].role == "assistant"), None)
-    if last is None:
+    roles = [message.role for message in messages]
+    if "assistant" not in roles:
         raise RowRefused("no-answer")
-    changed = [*changed, *(["trailing-turns"] if last + 1 < len(messages) else [])]
-    turns = list(messages[: last + 1])
-    start = next(i for i, message in enumerate(turns) if message.role != "system")
-    if turns[start].role == "tool":
+    end = len(roles) - roles[::-1].index("assistant")
+    begin = next(i for i, role in enumerate(roles) if role != "system")
+    question = roles.index("user") if "user" in roles[:end] else None
+    if roles[begin] == "tool":
         raise RowRefused("earlier-turns-missing", "the conversation begins with a tool's result: log all of its turns")
-    if turns[start].role == "assistant":
-        first_question = next((i for i in range(start, len(turns)) if turns[i].role == "user"), None)
-        if first_question is None:
-            raise RowRefused("role-order", "an answer, but no question: only `text` is learned without one")
-        turns = turns[:start] + turns[first_question:]
-        changed.append("leading-answer")
-    merged = turns[:1]
-    for message in turns[1:]:
-        if _belongs(merged[-1], message):
-            merged[-1] = _joined(merged[-1], message)
-        else:
-            merged.append(message)
-    if len(merged) < len(turns):
-        changed.append("merged-turns")
-    return Conversation(name, tuple(merged), tools, changed=tuple(changed))
+    if question is None:
+        raise RowRefused("role-order", "an answer, but no question: only `text` is learned without one")
+    turns = [*messages[:begin], *messages[question if roles[begin] == "assistant" else begin : end]]
+    joined: list[Message] = []
+    for message in turns:
+        if not joined or not _belongs(joined[-1], message):
+            joined.append(message)
+        elif message.content != joined[-1].content or message.tool_calls:  # else the same turn, logged twice
+            joined[-1] = _joined(joined[-1], message, _BETWEEN)
+    warnings = {
+        "trailing-turns": end < len(roles),
+        "leading-answer": roles[begin] == "assistant",
+        "merged-turns": len(joined) < len(turns),
+    }
+    changed = (*changed, *(reason for reason, is_true in warnings.items() if is_true))
+    return Conversation(name, tuple(joined), tools, changed=changed)
 
 
 def _belongs(first: Message, second: Message) -> bool:
@@ -407,18 +417,6 @@ def _belongs(first: Message, second: Message) -> bool:
     if first.role != second.role or first.role == "tool" or first.weight != second.weight or first.name != second.name:
         return False
     return not first.tool_calls or (bool(second.tool_calls) and not second.content.strip())
-
-
-def _joined(first: Message, second: Message) -> Message:
-    texts = [text for text in (first.content, second.content) if text]
-    if first.content == second.content and not first.tool_calls and not second.tool_calls:
-        texts = texts[:1]  # the same turn, logged twice
-    return replace(
-        first,
-        content=_BETWEEN.join(texts),
-        tool_calls=(*first.tool_calls, *second.tool_calls),
-        reasoning=_BETWEEN.join([text for text in (first.reasoning, second.reasoning) if text]) or None,
-    )
 
 
 def without_padding(conversation: Conversation) -> Conversation:
@@ -432,21 +430,17 @@ def without_padding(conversation: Conversation) -> Conversation:
 
     def given(call: Mapping[str, Any]) -> Mapping[str, Any]:
         function = call["function"]
-        schema = schemas.get(function["name"], _ANYTHING)
-        return {**call, "function": {**function, "arguments": _given(function["arguments"], schema)}}
+        if function["name"] not in schemas:
+            return call
+        return {**call, "function": {**function, "arguments": _given(function["arguments"], schemas[function["name"]])}}
 
     messages = conversation.messages
     given_calls = (replace(m, tool_calls=tuple(map(given, m.tool_calls))) if m.tool_calls else m for m in messages)
     return conversation._replace(messages=tuple(given_calls))
 
 
-_ANYTHING = {"nullable": True}  # of a tool that is not listed
-
-
 def _given(value: Any, schema: Any) -> Any:
     """Return a value without the null fields that its schema does not allow."""
-    if schema is _ANYTHING:
-        return value
     if isinstance(value, list):
         return [_given(item, one_of(schema, "items")) for item in value]
     if not isinstance(value, dict):
