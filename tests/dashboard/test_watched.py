@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.base.journal import Journal, JournalPlace, Replaced, read_journal
-from hivetune.dashboard import watched
-from hivetune.dashboard.watched import MAX_BUCKETS, Series, WatchedRun
+from hivetune.dashboard.watched import MAX_BUCKETS, Series, WatchedRun, smoothed
 from hivetune.run.folder import METRICS
 from hivetune.run.status import run_status
 
@@ -49,12 +48,12 @@ def test_a_run_is_followed_through_faults_and_steps_that_are_made_again(own_home
     folder = make_run("one", steps=100, done=20)
     run = WatchedRun(folder)
     run.refresh()
-    assert run.read.curves["loss"].count == 20 and run.status().state == "new"
+    assert len(run.read.curves["loss"]) == 20 and run.status().state == "new"
     add_events(folder)
     with Journal(folder / METRICS) as journal:
         add_step(journal, 21)
     run.refresh()
-    assert (run.read.curves["loss"].count, run.status().step, run.status().restarts) == (21, 21, 1)
+    assert (len(run.read.curves["loss"]), run.status().step, run.status().restarts) == (21, 21, 1)
     assert run.status().state == "interrupted"  # a supervisor began and said nothing of its end
     kept = [entry for entry in read_journal(folder / METRICS) if entry["step"] <= 12]
     with Journal(folder / METRICS) as journal:
@@ -65,8 +64,8 @@ def test_a_run_is_followed_through_faults_and_steps_that_are_made_again(own_home
     end_run(folder, "done", 39)
     run.refresh()
     losses = run.read.curves["loss"]
-    assert [bucket.step for bucket in losses.buckets] == list(range(1, 40))
-    drawn = {(bucket.step, bucket.mean) for bucket in losses.buckets}
+    assert [bucket.step for bucket in losses.buckets()] == list(range(1, 40))
+    drawn = {(bucket.step, bucket.mean) for bucket in losses.buckets()}
     steps = [entry for entry in read_journal(folder / METRICS) if entry["event"] == "step"]
     assert drawn == {(entry["step"], entry["loss"]) for entry in steps}
     assert len(run.read.quarantined) == 1  # the events were not read twice
@@ -92,7 +91,6 @@ def test_a_run_that_ends_while_it_is_looked_at_was_not_interrupted(
 
     ended: list[Path] = []
     monkeypatch.setattr("hivetune.run.status.lock_holder", ends)
-    monkeypatch.setattr(watched, "lock_holder", ends)
     if not watched_before:
         assert run_status(folder).state == "stopped"
         ended.clear()
@@ -100,20 +98,17 @@ def test_a_run_that_ends_while_it_is_looked_at_was_not_interrupted(
     assert run.status().state == "stopped"
 
 
-def filled(values: list[float]) -> Series:
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4 * MAX_BUCKETS))
+def test_buckets_hold_every_point_once(values: list[float]) -> None:
     series = Series()
     for step, value in enumerate(values, 1):
         series.add(step, value, float(step))
-    return series
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4 * MAX_BUCKETS))
-def test_buckets_hold_every_point_once(values: list[float]) -> None:
-    series = filled(values)
-    assert series.count == len(values) == sum(bucket.count for bucket in series.buckets)
-    assert len(series.buckets) <= MAX_BUCKETS
-    assert min(b.low for b in series.buckets) == min(values) and max(b.high for b in series.buckets) == max(values)
-    assert [b.step for b in series.buckets] == sorted({b.step for b in series.buckets})
-    assert series.buckets[-1].step == len(values) and series.last == values[-1]
+    buckets = series.buckets()
+    assert len(buckets) <= MAX_BUCKETS and len(series) == len(values)
+    assert min(bucket.low for bucket in buckets) == min(values) and max(b.high for b in buckets) == max(values)
+    steps = [0, *(bucket.step for bucket in buckets)]
+    assert steps == sorted(set(steps)) and steps[-1] == len(values)
     # Sums in another order: at most the rounding of as many additions.
-    assert sum(b.total for b in series.buckets) == pytest.approx(sum(values), abs=1e-9 * 1e6 * len(values))
+    total = sum((last - before) * bucket.mean for before, last, bucket in zip(steps, steps[1:], buckets, strict=False))
+    assert total == pytest.approx(sum(values), abs=1e-9 * 1e6 * len(values))
+    assert all(min(values) - 1e-6 <= mean <= max(values) + 1e-6 for _, mean in smoothed(buckets))

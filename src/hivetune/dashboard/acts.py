@@ -43,11 +43,10 @@ def promotion(watcher: Watcher, request: PageRequest) -> Page:
         frozen = freeze_wins(promoted)
         lines = [f"{frozen} of its right answers are frozen questions now."] if frozen else []
         return _done(f"{promoted.label} is the champion", lines, back)
-    verdict = release.verdict or "not judged"
-    says = f"Its verdict is: {verdict}. It becomes what {release.name} means, and what is served."
-    if verdict != "deploy" or release.withdrawn:
-        reason = f"was rolled back ({release.withdrawn})" if release.withdrawn else f"has the verdict {verdict}"
-        says = f"It {reason}, so this is refused here; to promote it all the same, use the command with --force."
+    says = f"Its verdict is: {release.verdict}. It becomes what {release.name} means, and what is served."
+    if release.verdict != "deploy" or release.withdrawn:
+        why = f"was rolled back ({release.withdrawn})" if release.withdrawn else f"has the verdict {release.verdict}"
+        says = f"It {why}, so this is refused here; to promote it all the same, use the command with --force."
     command = f"hivetune promote {release.label}"
     return _ask(request, f"Promote {release.label}?", says, "Promote", command, back, reason=True)
 
@@ -72,31 +71,27 @@ def rolling_back(watcher: Watcher, request: PageRequest) -> Page:
 
 def stopping(watcher: Watcher, request: PageRequest) -> Page:
     run, back = named_run(watcher, request), f"/runs/{request.named['run']}"
+    ends = "ends after the step that it is in and a checkpoint"
     if request.form is not None:
-        if run.read.stopping:  # a second signal would end it without a checkpoint
-            message = "It was asked to stop already, and ends after the step that it is in and a checkpoint."
-        elif ask_to_stop(run.path):
-            message = "It ends after the step that it is in and a checkpoint."
-        else:
+        # A second signal would end it without a checkpoint.
+        message = f"It was asked to stop already, and {ends}." if run.read.stopping else f"It {ends}."
+        if not run.read.stopping and not ask_to_stop(run.path):
             message = "It had ended already."
         return _done(f"{run.path.name} was asked to stop", [message], back)
     status = run.status()
     if status.state != "running":
         raise UsageError(f"{run.path.name} is not running")
-    says = f"It is at step {status.step:,} of {status.steps:,}. It ends after a checkpoint; nothing is lost."
+    says = f"It is at step {status.step:,} of {status.steps:,}. It {ends}; nothing is lost."
     return _ask(request, f"Stop {run.path.name}?", says, "Stop", f"hivetune stop {quoted(run.path)}", back)
 
 
 def forgetting(watcher: Watcher, request: PageRequest) -> Page:
+    kind, value = _subject(request.query if request.form is None else request.form)
     if request.form is None:
-        kind, value = _subject(request.query)
-        says = (
-            "All of it is removed from the store for good and kept out from now on. Snapshots, runs and releases that"
-            " hold it are named; they are not changed."
-        )
+        says = "All of it is removed from the store for good and kept out from now on."
+        says += " Snapshots, runs and releases that hold it are named; they are not changed."
         command, hidden = f"hivetune forget --{kind} {quoted(value)}", {"kind": kind, "value": value}
         return _ask(request, f"Forget the {kind} {value}?", says, "Forget", command, "/data", hidden=hidden)
-    kind, value = _subject(request.form)
     with closing(open_database()) as database:
         result = forget(database, kind, value)
     lines = [f"{result.interactions:,} interactions were removed, and are kept out from now on."]
@@ -111,10 +106,10 @@ def forgetting(watcher: Watcher, request: PageRequest) -> Page:
 def _subject(fields: Mapping[str, str]) -> tuple[ForgetKind, str]:
     """Return what to forget. Raises UsageError."""
     kinds: tuple[ForgetKind, ...] = get_args(ForgetKind)
-    for kind in kinds:
-        if kind == fields.get("kind") and (value := fields.get("value", "").strip()):
-            return kind, value
-    raise UsageError("the form does not say what to forget", hint=f"choose {', '.join(kinds)}, and give its name")
+    kind, value = next((kind for kind in kinds if kind == fields.get("kind")), None), fields.get("value", "").strip()
+    if kind is None or not value:
+        raise UsageError("the form does not say what to forget", hint=f"choose {', '.join(kinds)}, and give its name")
+    return kind, value
 
 
 FORMS: Mapping[str, MakePage] = {

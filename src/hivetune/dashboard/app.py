@@ -24,25 +24,9 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-import hivetune
+from hivetune.dashboard import page
 from hivetune.dashboard.acts import FORMS
-from hivetune.dashboard.page import (
-    BELOW,
-    DASHBOARD_FOLDER,
-    LOGIN,
-    STATIC,
-    MakePage,
-    Page,
-    PageRequest,
-    cookie_name,
-    cookie_value,
-    dashboard_door,
-    form_token,
-    fragment,
-    is_equal,
-    opens,
-    whole,
-)
+from hivetune.dashboard.page import BELOW, LOGIN, STATIC, MakePage, Page, PageRequest, fragment, whole
 from hivetune.dashboard.pages import PAGES
 from hivetune.dashboard.review import act_on_row, review_page
 from hivetune.dashboard.watched import Watcher
@@ -50,16 +34,6 @@ from hivetune.errors import Busy, HivetuneError, NotDeployed, NotThere, UsageErr
 from hivetune.serve.guard import Door, Guard
 from hivetune.serve.run import Addition, listen_on, own_hosts
 
-# Evaluations and reports have style sheets of their own.
-_PACKAGE = Path(hivetune.__file__).parent
-_FILES = {
-    "dashboard.css": DASHBOARD_FOLDER / "static" / "dashboard.css",
-    "dashboard.js": DASHBOARD_FOLDER / "static" / "dashboard.js",
-    "page.css": _PACKAGE / "judge" / "page.css",
-}
-assert _FILES.keys() == set(STATIC)
-# Errors that are pages in plain words; any other is a bug.
-_REFUSALS: tuple[type[Exception], ...] = (HivetuneError, OSError, sqlite3.Error)
 MAX_FORM_BYTES = 64 << 10
 FORM_TIMEOUT_S = 30.0
 HOST = "127.0.0.1"
@@ -67,6 +41,13 @@ HOST = "127.0.0.1"
 # took 11 s at priority 19 and 3 s at 5.
 LOW_PRIORITY = 5
 _T = TypeVar("_T")
+
+
+class _Forged(HivetuneError):
+    """The form lacks the token of its page."""
+
+
+STATUSES: Mapping[type[Exception], int] = {_Forged: 403, NotDeployed: 409, Busy: 409, UsageError: 400, NotThere: 404}
 
 
 def dashboard_addition() -> Addition:
@@ -93,13 +74,14 @@ def dashboard_addition() -> Addition:
     routes = [
         Route("/login", _login, methods=["GET", "POST"]),
         Route("/logout", _logout, methods=["POST"]),
-        *(Route(f"/static/{name}", partial(_static, path)) for name, path in _FILES.items()),
+        *(Route(f"/static/{name}", partial(_static, path)) for name, path in STATIC.items()),
         *(Route(path, partial(answered, make), methods=["GET", "POST"]) for path, make in FORMS.items()),
         Route("/review/act", reviewed, methods=["POST"]),
         *(Route(path, partial(answered, make)) for path, make in {**PAGES, "/review": review_page}.items()),
     ]
-    handlers = {HTTPException: _http_error, Exception: _bug, **dict.fromkeys(_REFUSALS, _refusal)}
-    return Addition((Mount(BELOW, app=Starlette(routes=routes, exception_handlers=handlers)),), dashboard_door())
+    # What is told in plain words; any other is a bug.
+    handlers = dict.fromkeys((HTTPException, HivetuneError, OSError, sqlite3.Error, Exception), _refusal)
+    return Addition((Mount(BELOW, app=Starlette(routes=routes, exception_handlers=handlers)),), page.dashboard_door())
 
 
 def _page_request(request: Request, form: Mapping[str, str] | None = None) -> PageRequest:
@@ -127,13 +109,9 @@ async def _form(request: Request) -> dict[str, str]:
 async def _checked_form(request: Request) -> dict[str, str]:
     """Return the fields of a form of this dashboard."""
     form = await _form(request)
-    if not is_equal(form.get("token", ""), form_token(_page_request(request).path)):
+    if not page.is_equal(form.get("token", ""), page.form_token(_page_request(request).path)):
         raise _Forged("this form is not from this dashboard, or is an old one", hint="open the page again")
     return form
-
-
-class _Forged(HivetuneError):
-    """The form lacks the token of its page."""
 
 
 async def _login(request: Request) -> Response:
@@ -141,18 +119,18 @@ async def _login(request: Request) -> Response:
     read."""
     sent = await _form(request) if request.method == "POST" else request.query_params
     token = sent.get("token", "").strip()
-    if opens(token):
+    if page.is_token(token):
         response: Response = RedirectResponse(f"{BELOW}/", 303)
-        response.set_cookie(cookie_name(), cookie_value(), httponly=True, samesite="strict", path=BELOW)
+        response.set_cookie(page.cookie_name(), page.cookie_value(), httponly=True, samesite="strict", path=BELOW)
         return response
-    page = Page("login.html", "Sign in", {"wrong": bool(token)})
-    return HTMLResponse(whole(page, _page_request(request), signed_in=False), 401 if token else 200)
+    shown = Page("login.html", "Sign in", {"wrong": bool(token)})
+    return HTMLResponse(whole(shown, _page_request(request), signed_in=False), 401 if token else 200)
 
 
 async def _logout(request: Request) -> Response:
     await _checked_form(request)
     response = RedirectResponse(LOGIN, 303)
-    response.delete_cookie(cookie_name(), path=BELOW, httponly=True, samesite="strict")
+    response.delete_cookie(page.cookie_name(), path=BELOW, httponly=True, samesite="strict")
     return response
 
 
@@ -161,30 +139,22 @@ async def _static(path: Path, request: Request) -> Response:
     return Response(path.read_bytes(), media_type=f"{kind}; charset=utf-8")
 
 
-def _error_page(request: Request, status: int, message: str, hint: str = "") -> Response:
-    asked = _page_request(request)
-    page = Page("message.html", HTTPStatus(status).phrase, {"problem": message, "lines": [hint] if hint else []})
-    return HTMLResponse(whole(page, asked, signed_in=asked.path != "/login"), status)
-
-
 async def _refusal(request: Request, error: Exception) -> Response:
     """Return what happened in words, with the HTTP status for it."""
-    if isinstance(error, HivetuneError):
-        statuses = {_Forged: 403, NotDeployed: 409, Busy: 409, UsageError: 400, NotThere: 404}
-        return _error_page(request, statuses.get(type(error), 500), error.message, error.hint)
-    if isinstance(error, OSError) and error.filename:
-        return _error_page(request, 500, f"{error.filename}: {error.strerror}")
-    return _error_page(request, 500, f"{'the store can not be read now: ' * isinstance(error, sqlite3.Error)}{error}")
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    messages = {404: "there is no such page", 405: f"{request.method} is not allowed here"}
-    return _error_page(request, error.status_code, messages.get(error.status_code, error.detail))
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    return _error_page(request, 500, "an unexpected error; the log of the server has it")
+    status, message, lines = STATUSES.get(type(error), 500), "an unexpected error; the log of the server has it", []
+    match error:
+        case HivetuneError():
+            message, lines = error.message, [error.hint] if error.hint else []
+        case HTTPException():
+            messages = {404: "there is no such page", 405: f"{request.method} is not allowed here"}
+            status, message = error.status_code, messages.get(error.status_code, error.detail)
+        case OSError():
+            message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        case sqlite3.Error():
+            message = f"the store can not be read now: {error}"
+    asked = _page_request(request)
+    shown = Page("message.html", HTTPStatus(status).phrase, {"problem": message, "lines": lines})
+    return HTMLResponse(whole(shown, asked, signed_in=asked.path != "/login"), status)
 
 
 def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:

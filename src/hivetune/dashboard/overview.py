@@ -73,15 +73,14 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     with home_as_it_is() as database:
         registered = releases(database)
         (interactions,) = database.execute("SELECT count(*) FROM interactions").fetchone()
-        loops = [_loop(database, name) for name in loop_names()]
+        loops = tuple(cycle_loop(database, name) for name in loop_names())
         tainted = {release.label: forgotten_rows(database, release.snapshot) for release in registered}
     champions = tuple(release for release in registered if "champion" in release.aliases)
     holder, loaded = lock_holder(gateway_folder()), loaded_labels()
     names = shortest_names([status.run for status in runs])
     # A cycle continues its own runs without a person.
     mine = [status for status in runs if not status.run.is_relative_to(home() / "cycles")]
-    needs = [*needs_of(mine, names, registered, tainted)]
-    needs += [
+    failed = [
         Suggestion(f"the newest cycle of {loop.name} failed: {loop.failed}", f"hivetune cycle status {loop.name}")
         for loop in loops
         if loop.failed
@@ -92,14 +91,15 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         champions=champions,
         gateway_pid=holder.pid if holder else None,
         served=tuple(release.label for release in champions if release.label in loaded),
-        loops=tuple(loops),
+        loops=loops,
         interactions=interactions,
-        needs=tuple(needs),
+        needs=(*needs_of(mine, names, registered, tainted), *failed),
         next=tuple(next_steps(mine, names, registered, interactions, served=holder is not None)),
     )
 
 
-def _loop(database: sqlite3.Connection, name: str) -> CycleLoop:
+def cycle_loop(database: sqlite3.Connection, name: str) -> CycleLoop:
+    """Return the loop of a name, which is in `loop_names`."""
     folder = loop_folder(name)
     holder, cycles, entries = lock_holder(folder), cycles_of(database, name), read_tail(folder / JOURNAL)
     done = [entry for entry in entries if entry["event"] == "end"][-1:]
@@ -124,12 +124,14 @@ def needs_of(
     rows of the release that were forgotten since."""
     for status in runs:
         name = names[status.run]
-        if status.state == "interrupted":
-            yield Suggestion(f"{name} was interrupted at step {status.step}", f"hivetune train {quoted(name)}")
-        elif status.state == "failed":
-            yield Suggestion(f"{name} failed: {status.last_fault}", f"hivetune show {quoted(name)}")
-        elif status.state == "damaged":
-            yield Suggestion(f"{name} is damaged: {status.problem}", f"hivetune show {quoted(name)}")
+        what = {
+            "interrupted": (f"was interrupted at step {status.step}", "train"),
+            "failed": (f"failed: {status.last_fault}", "show"),
+            "damaged": (f"is damaged: {status.problem}", "show"),
+        }
+        if status.state in what:
+            why, command = what[status.state]
+            yield Suggestion(f"{name} {why}", f"hivetune {command} {quoted(name)}")
     for release in registered:
         if "candidate" in release.aliases and release.verdict == "deploy" and not release.withdrawn:
             yield Suggestion(f"{release.label} passed the gate and waits", f"hivetune promote {release.label}")

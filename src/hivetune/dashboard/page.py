@@ -27,8 +27,13 @@ from hivetune.serve.guard import Door, cookie_of_home
 
 BELOW = "/dashboard"
 LOGIN = f"{BELOW}/login"
-STATIC = ("dashboard.css", "dashboard.js", "page.css")
-DASHBOARD_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent
+# Evaluations have a style sheet of their own.
+STATIC = {
+    "dashboard.css": _FOLDER / "static" / "dashboard.css",
+    "dashboard.js": _FOLDER / "static" / "dashboard.js",
+    "page.css": _FOLDER.parent / "judge" / "page.css",
+}
 
 
 @dataclass(frozen=True)
@@ -61,20 +66,14 @@ def of_this_version(path: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, jinja2.UndefinedError) as error:
-        raise UsageError(
-            f"{path} can't be shown: {error!r}", hint="another version of Hivetune may have written it"
-        ) from None
+        message = f"{path} can't be shown: {error!r}"
+        raise UsageError(message, hint="another version of Hivetune may have written it") from None
 
 
 def whole(page: Page, request: PageRequest, *, signed_in: bool = True) -> str:
     """Return the whole document."""
-    frame = {
-        "title": page.title,
-        "live": page.live,
-        "signed_in": signed_in,
-        "here": "/" + request.path.strip("/").partition("/")[0],
-        "made": time.time(),
-    }
+    here = "/" + request.path.strip("/").partition("/")[0]
+    frame = {"title": page.title, "live": page.live, "signed_in": signed_in, "here": here, "made": time.time()}
     return fragment(page.template, {**frame, **page.values})
 
 
@@ -85,34 +84,41 @@ def fragment(template: str, values: Mapping[str, Any]) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(DASHBOARD_FOLDER / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals |= {"base": BELOW, "form_token": form_token, "run_id": run_id, "short_path": short_path}
-    filters = {"moment": _moment, "ago": _ago, "count": _count, "quoted": quoted, "thousands": "{:,}".format}
-    environment.filters |= {"duration": duration, "size": size, "number": number, **filters}
-    return environment
+    loader, strict = jinja2.FileSystemLoader(_FOLDER / "templates"), jinja2.StrictUndefined
+    made = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
+    made.globals |= {"base": BELOW, "form_token": form_token, "link": link, "run_id": run_id, "short_path": short_path}
+    made.filters |= {"duration": duration, "size": size, "number": number, "quoted": quoted}
+    made.filters |= {"moment": moment, "ago": _ago, "count": _count, "cell": _cell}
+    return made
 
 
-def _moment(seconds: float) -> Markup:
-    """Return a time of this machine's clock."""
+def link(path: str, text: str) -> Markup:
+    """Return a link to a page. `path` begins after /dashboard."""
+    return Markup('<a href="{}{}">{}</a>').format(BELOW, path, text)
+
+
+def moment(seconds: float) -> Markup:
+    """Return a time of this machine's clock; a dash where it is unknown (0)."""
     local = time.localtime(seconds)
     shown, exact = time.strftime("%Y-%m-%d %H:%M:%S", local), time.strftime("%Y-%m-%dT%H:%M:%S%z", local)
-    return Markup('<time datetime="{}">{}</time>').format(exact, shown)
+    return Markup('<time datetime="{}">{}</time>').format(exact, shown) if seconds else Markup("-")
 
 
 def _ago(seconds: float) -> Markup:
     """Return a time, and how long ago it was."""
-    return _moment(seconds) + f" ({duration(max(0.0, time.time() - seconds))} ago)"
+    return moment(seconds) + f" ({duration(max(0.0, time.time() - seconds))} ago)"
 
 
 def _count(value: int, singular: str, many: str = "") -> str:
     """Return a count such as "1 row" or "2,000 rows"."""
     return f"{value:,} {singular if value == 1 else many or singular + 's'}"
+
+
+def _cell(value: Any) -> Any:
+    """Return a number as a cell of a table shows it, with its thousands separated. None is a dash."""
+    if value is None or isinstance(value, float):
+        return number(value)
+    return f"{value:,}" if isinstance(value, int) else value
 
 
 # A token of its own, not that of a gateway's client: a client that may ask a model may not promote one. Cookie and
@@ -122,7 +128,7 @@ def dashboard_token(*, new: bool = False) -> str:
     if new or not _path().exists():
         make_folder(_path().parent)
         write_atomic(_path(), secrets.token_urlsafe(32).encode())
-    return _read()
+    return _token()
 
 
 def cookie_name() -> str:
@@ -140,9 +146,8 @@ def form_token(path: str) -> str:
     return _derived(f"form {path}")
 
 
-def opens(value: str) -> bool:
-    """Return whether the value is the token."""
-    return is_equal(value, _read())
+def is_token(value: str) -> bool:
+    return is_equal(value, _token())
 
 
 def is_equal(value: str, expected: str) -> bool:
@@ -153,7 +158,7 @@ def is_equal(value: str, expected: str) -> bool:
 def dashboard_door() -> Door:
     """Return the access rule of everything below /dashboard. The login and its style sheet need no token."""
     return Door(
-        client_of=lambda value: "owner" if is_equal(value, cookie_value()) or is_equal(value, _read()) else None,
+        client_of=lambda value: "owner" if is_equal(value, cookie_value()) or is_token(value) else None,
         below=BELOW,
         cookie=cookie_name(),
         open=frozenset({LOGIN, *(f"{BELOW}/static/{name}" for name in STATIC)}),
@@ -162,12 +167,12 @@ def dashboard_door() -> Door:
 
 
 def _derived(use: str) -> str:
-    token = _read()
+    token = _token()
     return hmac.digest(token.encode(), use.encode(), "sha256").hex() if token else ""
 
 
-def _read() -> str:
-    """Read the token, for each request again: a new token counts at once."""
+def _token() -> str:
+    # Read for each request again: a new token counts at once.
     try:
         with open(open_plain(_path()), encoding="ascii") as file:
             return file.read().strip()

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,12 +14,12 @@ from hivetune.base.disk import MANIFEST, home, read_json, stored_path
 from hivetune.base.documents import read_document
 from hivetune.base.journal import read_tail
 from hivetune.base.paths import quoted
-from hivetune.base.private import open_plain
 from hivetune.base.units import size
-from hivetune.cycle.record import JOURNAL, CycleRow, cycles_of, gate_of, loop_folder
-from hivetune.dashboard.overview import overview
-from hivetune.dashboard.page import MakePage, Page, PageRequest, fragment, of_this_version
-from hivetune.dashboard.watched import Series, WatchedRun, Watcher, run_id, short_path
+from hivetune.cycle.record import JOURNAL, CycleRow, cycles_of, gate_of, loop_folder, loop_names
+from hivetune.dashboard.overview import cycle_loop, overview
+from hivetune.dashboard.page import MakePage, Page, PageRequest, fragment, link, moment, of_this_version
+from hivetune.dashboard.plot import Curve, plot
+from hivetune.dashboard.watched import WatchedRun, Watcher, run_id, short_path, smoothed
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import REPORT, ROWS_FILE, SPLITS, RowInfo, select_rows
@@ -39,41 +37,56 @@ from hivetune.release.registry import (
     snapshot_folder,
 )
 from hivetune.run.figures import flat_settings
-from hivetune.run.folder import EVALUATION, RECORD, SUPERVISOR_LOG, WORKER_LOG, read_record, read_resolved
-from hivetune.run.page import Chart, DrawnCurve, draw_chart, draw_intervals
+from hivetune.run.folder import EVALUATION, RECORD, read_record, read_resolved
 from hivetune.run.status import RunStatus
 
-LOG_LINES, LOG_BYTES = 40, 16 << 10
 RUNS_OVER_EACH_OTHER = 6  # more lines than that are not told apart
 MAX_ENTRIES = 50  # of a loop's journal
 MAX_SNAPSHOTS = 200
 ROWS_A_PAGE, MAX_SHOWN_CHARS, MAX_DIGITS = 50, 2000, 9
+# Curve and title of each plot of a run.
+PLOTS = {
+    "loss": "Loss, nats per token",
+    "grad_norm": "Gradient norm before clipping",
+    "lr": "Learning rate",
+    "tokens_per_second": "Tokens per second",
+    "memory": "Memory",
+}
+Found = Sequence[tuple[str, WatchedRun, RunStatus]]
 
 
 def now_page(watcher: Watcher, request: PageRequest) -> Page:
     runs = watcher.runs()
-    found = overview([status for _, _, status in runs])
     values = {
-        "found": found,
-        "running": [(identity, run, status) for identity, run, status in runs if status.state == "running"],
-        "recent": [(identity, status) for identity, _, status in runs if status.state != "running"][:5],
+        "found": overview([status for _, _, status in runs]),
+        "running": [each for each in runs if each[2].state == "running"],
+        "recent": _rows_of([each for each in runs if each[2].state != "running"][:5]),
         "device": sample(None, home() if home().exists() else Path.home()),
     }
     return Page("now.html", "Now", values, live=True)
 
 
+def _rows_of(runs: Found) -> list[tuple[Any, ...]]:
+    """Return the cells of a table of runs."""
+    state, rows = Markup('<span class="state {0}">{0}</span>'), []
+    for identity, _, each in runs:
+        named = (link(f"/runs/{identity}", short_path(each.run)), state.format(each.state))
+        figures = (f"{each.step}/{each.steps}", each.loss, each.validation_loss, each.restarts, each.quarantined)
+        rows.append((*named, *figures, moment(each.created), each.problem))
+    return rows
+
+
 def loop_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show a cycle's loop: each decision with its reason, what each station did, and the outcome of each cycle."""
     name = request.named["name"]
-    loop = next((loop for loop in overview([]).loops if loop.name == name), None)
-    if loop is None:
+    if name not in loop_names():
         raise NotThere(f"no cycle is called {name}", hint="start one: hivetune cycle CONFIG")
     with closing(open_database()) as database:
         cycles = [_described(cycle) for cycle in reversed(cycles_of(database, name))]
+        loop = cycle_loop(database, name)
     told = [line for entry in read_tail(loop_folder(name) / JOURNAL) if (line := _told(entry))]
-    return Page(
-        "loop.html", f"Cycle {name}", {"loop": loop, "told": told[: -MAX_ENTRIES - 1 : -1], "cycles": cycles}, True
-    )
+    values = {"loop": loop, "told": told[: -MAX_ENTRIES - 1 : -1], "cycles": cycles}
+    return Page("loop.html", f"Cycle {name}", values, live=True)
 
 
 def _told(entry: Mapping[str, Any]) -> tuple[float, str, str] | None:
@@ -91,118 +104,89 @@ def _told(entry: Mapping[str, Any]) -> tuple[float, str, str] | None:
 
 
 def _described(cycle: CycleRow) -> dict[str, Any]:
-    """Return a cycle with its gate's reasons, its rows, and the id of its run (empty without one)."""
-    gate, rows = gate_of(cycle), {}
-    recorded = (cycle.run / RECORD).exists()
-    if recorded:
-        with contextlib.suppress(UsageError):  # the page of the run says what is wrong with it
-            rows = read_record(cycle.run).get("result", {}).get("rows", {})
-    run = run_id(cycle.run) if recorded else ""
-    return {
-        "row": cycle,
-        "verdict": gate.get("verdict", ""),
-        "reasons": gate.get("reasons", ()),
-        "rows": rows,
-        "run": run,
-    }
+    """Return a cycle with its gate's document, its rows, and the id of its run (empty without one)."""
+    is_recorded = (cycle.run / RECORD).exists()
+    run = run_id(cycle.run) if is_recorded else ""
+    return {"row": cycle, "gate": gate_of(cycle), "rows": _result(cycle.run).get("rows", {}), "run": run}
+
+
+def _result(run: Path) -> Mapping[str, Any]:
+    """Return the last document of `train --json`; empty where there is none or it is damaged, as its status says."""
+    with contextlib.suppress(UsageError):
+        return read_record(run).get("result") or {}
+    return {}
 
 
 def runs_page(watcher: Watcher, request: PageRequest) -> Page:
     found = watcher.runs()
-    values = {"runs": [(identity, status) for identity, _, status in found], "chart": Markup(_losses(found))}
-    return Page("runs.html", "Runs", values, live=True)
+    return Page("runs.html", "Runs", {"runs": _rows_of(found), "plot": _losses(found)}, live=True)
 
 
-def _losses(found: Sequence[tuple[str, WatchedRun, RunStatus]]) -> str:
+def _losses(found: Found) -> Markup:
     """Return the smoothed losses of the newest runs over each other, the newest as the strongest line."""
-    drawn = [(run.path.name, run.read.curves["loss"]) for _, run, _ in found if run.read.curves["loss"].count > 2]
-    curves = []
-    for number, (name, series) in enumerate(drawn[:RUNS_OVER_EACH_OTHER]):
-        points = [(bucket.step, bucket.smoothed) for bucket in series.buckets]
-        curves.append(DrawnCurve(name, "raw" if number else "smooth", points, label=name))
-    said = "; ".join(f"{name} {series.last:.4g}" for name, series in drawn[:RUNS_OVER_EACH_OTHER])
-    return draw_chart(Chart("Smoothed loss, nats per token", curves, said)) if len(curves) > 1 else ""
+    drawn = [(run.path.name, run.read.curves["loss"]) for _, run, _ in found if len(run.read.curves["loss"]) > 2]
+    drawn = drawn[:RUNS_OVER_EACH_OTHER]
+    curves = [
+        Curve(name, "raw" if number else "smooth", smoothed(series.buckets()), label=name)
+        for number, (name, series) in enumerate(drawn)
+    ]
+    said = "; ".join(f"{name} {series.values[-1]:.4g}" for name, series in drawn)
+    return plot("Smoothed loss, nats per token", said, curves) if len(curves) > 1 else Markup()
 
 
 def run_page(watcher: Watcher, request: PageRequest) -> Page:
     run = named_run(watcher, request)
     status = run.status()
     settings, problem = _settings(run.path)
-    result: Mapping[str, Any] = {}  # the last document of `train --json`
-    with contextlib.suppress(UsageError):  # its status says so already
-        result = read_record(run.path).get("result", {})
     values = {
         "identity": request.named["run"],
         "run": run,
         "status": status,
-        "charts": [(title, Markup(chart)) for title, chart in _charts(run) if chart],
-        "points": run.read.curves["loss"].count,
+        "plots": [(title, drawn) for name, title in PLOTS.items() if (drawn := _plot(run, name, title))],
+        "points": len(run.read.curves["loss"]),
         "settings": settings,
-        "rows": result.get("rows", {}),
-        "logs": list(_logs(run.path)),
+        "rows": _result(run.path).get("rows", {}),
         "has_evaluation": (run.path / EVALUATION).exists(),
         "problem": problem or status.problem,
     }
     return Page("run.html", short_path(run.path), values, live=True)
 
 
-def _charts(run: WatchedRun) -> Iterator[tuple[str, str]]:
-    """Yield title and SVG of each chart."""
-    for title, name in (
-        ("Loss, nats per token", "loss"),
-        ("Gradient norm before clipping", "grad_norm"),
-        ("Learning rate", "lr"),
-        ("Tokens per second", "tokens_per_second"),
-        ("Memory", "memory"),
-    ):
-        series, validation = run.read.curves[name], run.read.curves["validation"]
-        if series.last is None:
-            continue
-        written = size if name == "memory" else "{:.4g}".format
-        drawn, summary = _drawn(series), f"{series.count:,} points, the newest {written(series.last)}"
-        if name == "loss" and validation.last is not None:
-            means = [(bucket.step, bucket.mean) for bucket in validation.buckets]
-            drawn.append(DrawnCurve("validation", "second", means, dots=len(means) <= 100))
-            summary += f"; validation {validation.last:.4g}"
-        from_zero = name in ("tokens_per_second", "memory")
-        yield title, draw_chart(Chart(title, drawn, summary, written, from_zero=from_zero))
+def _plot(run: WatchedRun, name: str, title: str) -> Markup:
+    """Return the means of a curve, with minimum and maximum where a point stands for several; and its smoothed line."""
+    series, validation = run.read.curves[name], run.read.curves["validation"].buckets()
+    buckets = series.buckets()
+    if not buckets:
+        return Markup()
+    band = [(bucket.step, bucket.low, bucket.high) for bucket in buckets] if len(series) > len(buckets) else []
+    curves = [Curve("raw", "raw", [(bucket.step, bucket.mean) for bucket in buckets], band)]
+    if len(series) > 2:
+        curves.append(Curve("smoothed", "smooth", smoothed(buckets)))
+    number = size if name == "memory" else "{:.4g}".format
+    summary = f"{len(series):,} points, the newest {number(series.values[-1])}"
+    if name == "loss" and validation:
+        means = [(bucket.step, bucket.mean) for bucket in validation]
+        curves.append(Curve("validation", "second", means, dots=len(means) <= 100))
+        summary += f"; validation {means[-1][1]:.4g}"
+    return plot(title, summary, curves, number=number, from_zero=name in ("tokens_per_second", "memory"))
 
 
-def _drawn(series: Series) -> list[DrawnCurve]:
-    """Return the means of a series, with minimum and maximum where a bucket holds several points; and its smoothed
-    curve where it has more than two."""
-    buckets = series.buckets
-    band = [(bucket.step, bucket.low, bucket.high) for bucket in buckets] if buckets[0].count > 1 else []
-    drawn = [DrawnCurve("raw", "raw", [(bucket.step, bucket.mean) for bucket in buckets], band)]
-    if series.count > 2:
-        drawn.append(DrawnCurve("smoothed", "smooth", [(bucket.step, bucket.smoothed) for bucket in buckets]))
-    return drawn
-
-
-def _settings(run: Path) -> tuple[dict[str, str], str]:
-    """Return the run's settings and choices, or why they can't be read."""
+def _settings(run: Path) -> tuple[list[tuple[str, str]], str]:
+    """Return the run's settings and choices, and why they can't be read."""
     try:
         config, choices = read_resolved(run)
     except UsageError as error:
-        return {}, error.message
+        return [], error.message
     # The command of `cycle.notify` may hold an address that is a secret.
     found = flat_settings(config.model_dump(mode="json", exclude={"cycle": {"notify"}}))
     found |= {f"choices.{key}": value for key, value in choices.made().items()}
-    return {key: str(each) if isinstance(each, str) else json.dumps(each) for key, each in found.items()}, ""
-
-
-def _logs(run: Path) -> Iterator[tuple[str, str]]:
-    """Yield the last lines that the run's processes printed."""
-    for name in (SUPERVISOR_LOG, WORKER_LOG):
-        with contextlib.suppress(FileNotFoundError), open(open_plain(run / name), "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
-            yield name, "\n".join(file.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:])
+    return [(key, each if isinstance(each, str) else json.dumps(each)) for key, each in found.items()], ""
 
 
 def named_run(watcher: Watcher, request: PageRequest) -> WatchedRun:
     """Return the run that an address names. Raises NotThere."""
     run = watcher.run(request.named["run"])
-    if run is None or not os.path.lexists(run.path):
+    if run is None:
         raise NotThere("no run has this id", hint="it may have been deleted; list them: hivetune runs")
     return run
 
@@ -213,7 +197,7 @@ def evaluation_page(watcher: Watcher, request: PageRequest) -> Page:
     if not (run.path / EVALUATION).exists():
         raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"run hivetune eval {quoted(run.path.name)}")
     body = _compared(run.path / EVALUATION, short_path(run.path))
-    return Page("body.html", f"Evaluation of {short_path(run.path)}", {"body": body})
+    return Page("message.html", f"Evaluation of {short_path(run.path)}", {"body": body})
 
 
 def _compared(path: Path, label: str) -> Markup:
@@ -225,34 +209,23 @@ def _compared(path: Path, label: str) -> Markup:
 
 def releases_page(watcher: Watcher, request: PageRequest) -> Page:
     with home_as_it_is() as database:
-        all_releases = releases(database)
-        shown = [(release, forgotten_rows(database, release.snapshot)) for release in reversed(all_releases)]
-        names = sorted({release.name for release in all_releases})
-        charts = {name: list(_quality(database, name)) for name in names}
-    return Page("releases.html", "Releases", {"releases": shown, "charts": charts}, live=True)
+        found = releases(database)
+        rows = [_release_row(release, forgotten_rows(database, release.snapshot)) for release in reversed(found)]
+    return Page("releases.html", "Releases", {"releases": rows}, live=True)
 
 
-def _quality(database: sqlite3.Connection, name: str) -> Iterator[Markup]:
-    """Yield a chart for each measure: the gain over the base with its interval, release by release."""
-    shown: dict[str, list[tuple[str, float, float, float]]] = {"loss": [], "success": []}
-    for release in releases(database, name):
-        # Its files are gone, or another version wrote them.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            judgement = read_json(release.folder / MANIFEST).get("judgement") or {"metrics": []}
-            for metric in judgement["metrics"]:
-                if metric["name"] in shown and metric["interval"] is not None and metric["gain"] is not None:
-                    low, high = metric["interval"]
-                    label = " ".join((release.label, *release.aliases))
-                    shown[metric["name"]].append((label, float(metric["gain"]), float(low), float(high)))
-    for measure, rows in shown.items():
-        if rows:
-            yield Markup(draw_intervals(rows, f"{measure}: gain over the base with its interval; above zero is better"))
+def _release_row(release: Release, forgotten: int) -> tuple[Any, ...]:
+    """Return the cells of a release."""
+    notes = [f"rolled back: {release.withdrawn}"] if release.withdrawn else []
+    notes += ["pruned"] * release.pruned + [f"{forgotten:,} forgotten rows"] * bool(forgotten)
+    named = (link(f"/releases/{release.name}/{release.version}", release.label), ", ".join(release.aliases) or "-")
+    return (*named, release.verdict or "not judged", release.model, moment(release.created), "; ".join(notes))
 
 
 def release_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show a release. Damaged or pruned files are named; the registry's own facts are always shown."""
     release = named_release(request)
-    problem, origin, answers = "", {}, Markup("")
+    problem, origin, answers = "", {}, Markup()
     with closing(open_database()) as database:
         try:
             origin = explain_release(database, release.label)
@@ -312,22 +285,23 @@ def _turns(row: RowInfo) -> Iterator[tuple[str, str]]:
 
 def data_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show what came in from where, and the snapshots that were made of it."""
+    query = "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?"
     with home_as_it_is() as database:
-        values: dict[str, Any] = {
+        values = {
             "interactions": database.execute("SELECT count(*) FROM interactions").fetchone()[0],
             "forgotten": database.execute("SELECT count(*) FROM forgotten").fetchone()[0],
             "intake": database.execute("SELECT * FROM intake ORDER BY source").fetchall(),
-            "snapshots": [],
+            "snapshots": [_snapshot_row(*row) for row in database.execute(query, (MAX_SNAPSHOTS,))],
         }
-        query = "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?"
-        snapshots = database.execute(query, (MAX_SNAPSHOTS,)).fetchall()
-    for digest, path, created in snapshots:
-        shown = {"digest": digest, "created": created, "rows": None, "tokens": 0}  # None: its folder is gone
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            manifest = read_json(stored_path(path) / MANIFEST)
-            shown |= {"rows": int(manifest["num_rows"]), "tokens": int(manifest["num_tokens"])}
-        values["snapshots"].append(shown)
     return Page("data.html", "Data", values)
+
+
+def _snapshot_row(digest: str, path: str, created: float) -> tuple[Any, ...]:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        manifest = read_json(stored_path(path) / MANIFEST)
+        counts = (int(manifest["num_rows"]), int(manifest["num_tokens"]))
+        return (link(f"/data/{digest}/report", digest[:16]), *counts, moment(created))
+    return f"{digest[:16]} (deleted)", None, None, moment(created)
 
 
 def report_page(watcher: Watcher, request: PageRequest) -> Page:
@@ -344,7 +318,7 @@ def report_page(watcher: Watcher, request: PageRequest) -> Page:
             "meanings": {name: reason.meaning for name, reason in REASONS.items()},
         }
         title = f"{document['usable']:,} of {document['rows_in']:,} rows can be learned from"
-        return Page("body.html", title, {"body": Markup(fragment("report.html", values))})
+        return Page("message.html", title, {"body": Markup(fragment("report.html", values))})
 
 
 PAGES: Mapping[str, MakePage] = {

@@ -29,12 +29,12 @@ from hivetune.serve.capture import correct_row, rate_row
 
 ROWS_A_PAGE = 20
 MAX_SHOWN_CHARS = 4000
-# What can be asked for: the condition of each filter, and of each value of the filter `rating`. They are written as the
-# indexes of interactions are (base/hive.sql), which keeps a page of 100,000 rows below 200 ms.
+# Conditions are written as the indexes of interactions are (base/hive.sql), which keeps a page of 100,000 rows below
+# 200 ms.
 FILTERS = {
-    "source": "i.source >= ?1 AND i.source < ?1 || char(1114111)",  # its beginning
-    "agent": "i.agent = ?1",
-    "reason": "said.answer NOT NULL AND instr(lower(said.reason), lower(?1))",
+    "source": "i.source >= :source AND i.source < :source || char(1114111)",  # its beginning
+    "agent": "i.agent = :agent",
+    "reason": "said.answer NOT NULL AND instr(lower(said.reason), lower(:reason))",
 }
 RATINGS = {
     "bad": "coalesce(i.feedback, 0) < 0",
@@ -59,7 +59,8 @@ _COLUMNS = "i.id, i.source, i.agent, i.time, i.feedback, i.row, aside.time, said
 @dataclass(frozen=True)
 class ReviewRow:
     """A stored row as the page shows it. `turns`: role, text as HTML, and whether it is trained. `state`: in words what
-    training makes of it. `reason`: what its client said of it. `place`: its place in the order of the page."""
+    training makes of it. `answer`: what a correction replaces, None where nothing can be corrected. `reason`: what its
+    client said of it. `place`: its place in the order of the page."""
 
     id: str
     source: str
@@ -69,8 +70,7 @@ class ReviewRow:
     is_aside: bool
     turns: tuple[tuple[str, Markup, bool], ...]
     state: str
-    answer: str
-    can_correct: bool
+    answer: str | None
     reason: str
     place: str
 
@@ -102,23 +102,17 @@ def review_rows(database: sqlite3.Connection, query: Mapping[str, str], after: s
     `after`: the place of the last row of the page before, so that a page skips nothing when rows before it were rated.
     Raises UsageError for a place that is none.
     """
-    conditions, values = ["1"], list[Any]()
-    for name, condition in FILTERS.items():
-        if text := query.get(name):
-            values.append(text)
-            conditions.append(condition.replace("?1", f"?{len(values)}"))
-    if query.get("rating") in RATINGS:
-        conditions.append(RATINGS[query["rating"]])
-    where = " AND ".join(conditions)
+    conditions = ["1", *(condition for name, condition in FILTERS.items() if query.get(name))]
+    conditions += [RATINGS[query["rating"]]] if query.get("rating") in RATINGS else []
+    where, values = " AND ".join(conditions), dict[str, Any](query)
+    (total,) = database.execute(f"SELECT count(*) {_FROM} WHERE {where}", values).fetchone()
     # A plus keeps SQLite from the index of an expression.
     few = "+" * bool(query.get("reason") or query.get("rating") in _FEW)
     order = [few + each for each in _ORDER]
-    (total,) = database.execute(f"SELECT count(*) {_FROM} WHERE {where}", values).fetchone()
     if after:
-        places = ", ".join(f"?{len(values) + number}" for number in (1, 2, 3, 4))
         # SQLite finds the first rating in the index only by a comparison of its own.
-        where += f" AND {order[0]} >= ?{len(values) + 1} AND ({', '.join(order)}) > ({places})"
-        values += _place(after)
+        where += f" AND {order[0]} >= :after0 AND ({', '.join(order)}) > (:after0, :after1, :after2, :after3)"
+        values |= {f"after{number}": value for number, value in enumerate(_place(after))}
     by = f"ORDER BY {', '.join(order)} LIMIT {ROWS_A_PAGE}"
     found = database.execute(f"SELECT {_COLUMNS} {_FROM} WHERE {where} {by}", values)
     return int(total), [_row(*each) for each in found]
@@ -134,25 +128,17 @@ def _place(text: str) -> list[float | str]:
     return [rating, logprob, moment, identity]
 
 
-def _row(
-    identity: str,
-    source: str,
-    agent: str | None,
-    moment: float | None,
-    rating: float | None,
-    text: str,
-    aside: float | None,
-    reason: str | None,
-) -> ReviewRow:
+def _row(identity: str, source: str, agent: str | None, moment: float | None, *more: Any) -> ReviewRow:
+    rating, text, aside, reason = more
     row = json.loads(text)
     messages, logprob = row.get("messages"), row.get("logprob")
     logprob = logprob if isinstance(logprob, int | float) else None
     chat = [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else []
-    state = _state(row, rating, is_aside=aside is not None)
     last = chat[-1] if chat else {}
-    can_correct = last.get("role") == "assistant" and isinstance(last.get("content"), str | None)
-    is_trained = state.startswith("trained") and last.get("role") == "assistant"
-    turns = [(str(turn.get("role", "")), _shown(turn), is_trained and turn is last) for turn in chat]
+    is_answer, state = last.get("role") == "assistant", _state(row, rating, is_aside=aside is not None)
+    turns = [(str(turn.get("role", "")), _shown(turn), False) for turn in chat]
+    if is_answer and state.startswith("trained"):
+        turns[-1] = (*turns[-1][:2], True)
     if isinstance(rejected := row.get("rejected_answer"), dict):
         turns.append(("answer before", _shown(rejected), False))
     return ReviewRow(
@@ -164,8 +150,7 @@ def _row(
         is_aside=aside is not None,
         turns=tuple(turns or [("row", _marked(json.dumps(row, ensure_ascii=False, indent=1)), False)]),
         state=state,
-        answer=(last.get("content") or "") if can_correct else "",
-        can_correct=can_correct,
+        answer=(last.get("content") or "") if is_answer and isinstance(last.get("content"), str | None) else None,
         reason=reason or "",
         place=f"{rating or 0.0!r} {1.0 if logprob is None else logprob!r} {-(moment or 0.0)!r} {identity}",
     )
@@ -203,16 +188,16 @@ def newest_acts(database: sqlite3.Connection, count: int = 10) -> list[tuple[int
 
 def do_act(database: sqlite3.Connection, identity: str, act: str, correction: str, *, by: str) -> None:
     """Rate, correct or set aside a row, and write the act down with what was before. Raises NotThere, UsageError."""
+    if act not in ACTS:
+        raise UsageError(f"unknown act {act!r}", hint=f"choose one of: {', '.join(ACTS)}")
     with transaction(database):
-        content, row, aside = _stored(database, identity)
-        if act not in ACTS:
-            raise UsageError(f"unknown act {act!r}", hint=f"choose one of: {', '.join(ACTS)}")
+        row, aside = _stored(database, identity)
         changed = row
         if act == "correct":
             changed = correct_row(row, correction)
         elif act != "aside":
             changed = rate_row(row, "up" if act == "up" else "down")
-        _write(database, identity, content, changed, aside != (act == "aside"), by)
+        _write(database, identity, changed, aside != (act == "aside"), by)
         columns, before = "interaction, act, by, time, before", json.dumps({"row": row, "aside": aside})
         values = (identity, act, by, time.time(), before)
         database.execute(f"INSERT INTO acts ({columns}) VALUES (?, ?, ?, ?, ?)", values)
@@ -222,26 +207,23 @@ def undo_newest(database: sqlite3.Connection, number: int | None = None) -> str:
     """Undo an act, by default the newest, and return the id of its row. Later acts on the same row are undone first.
     Raises UsageError where there is none."""
     with transaction(database):
-        query = "SELECT number, interaction, before FROM acts WHERE undone IS NULL"
-        if number is None:
-            found = database.execute(f"{query} ORDER BY number DESC LIMIT 1").fetchall()
-        else:
-            of_its_row = "number >= ?1 AND interaction = (SELECT interaction FROM acts WHERE number = ?1)"
-            found = database.execute(f"{query} AND {of_its_row} ORDER BY number DESC", (number,)).fetchall()
+        which = "SELECT coalesce(?, max(number)) FROM acts WHERE undone IS NULL"
+        of_its_row = f"number >= ({which}) AND interaction = (SELECT interaction FROM acts WHERE number = ({which}))"
+        query = f"SELECT number, interaction, before FROM acts WHERE undone IS NULL AND {of_its_row} ORDER BY number"
+        found = database.execute(query, (number, number)).fetchall()
         if not found:
             raise UsageError("there is nothing to undo")
-        identity, before = str(found[-1][1]), json.loads(found[-1][2])
-        content, _, _ = _stored(database, identity)
-        _write(database, identity, content, before["row"], before["aside"], who())
+        identity, before = str(found[0][1]), json.loads(found[0][2])
+        _write(database, identity, before["row"], before["aside"], who())
         undone = [(time.time(), act) for act, _, _ in found]
         database.executemany("UPDATE acts SET undone = ? WHERE number = ?", undone)
     return identity
 
 
-def _write(
-    database: sqlite3.Connection, identity: str, content: str, row: Mapping[str, Any], aside: bool, by: str
-) -> None:
+def _write(database: sqlite3.Connection, identity: str, row: Mapping[str, Any], aside: bool, by: str) -> None:
     """Write a row, and whether it and its copies are set aside."""
+    query = "SELECT content_id FROM interactions WHERE id = ?"
+    (content,) = database.execute(query, (identity,)).fetchone()
     change_row(database, identity, row, row.get("feedback"))
     if aside:
         database.execute("INSERT OR IGNORE INTO set_aside VALUES (?, ?, ?)", (content, by, time.time()))
@@ -249,13 +231,13 @@ def _write(
         database.execute("DELETE FROM set_aside WHERE content_id = ?", (content,))
 
 
-def _stored(database: sqlite3.Connection, identity: str) -> tuple[str, dict[str, Any], bool]:
-    """Return content id and row of an interaction, and whether it is set aside. Raises NotThere."""
-    found = database.execute("SELECT content_id, row FROM interactions WHERE id = ?", (identity,)).fetchone()
+def _stored(database: sqlite3.Connection, identity: str) -> tuple[dict[str, Any], bool]:
+    """Return an interaction's row, and whether it is set aside. Raises NotThere."""
+    query = "SELECT i.row, aside.time FROM interactions i LEFT JOIN set_aside aside USING (content_id) WHERE i.id = ?"
+    found = database.execute(query, (identity,)).fetchone()
     if found is None:
         raise NotThere("no stored row has this id", hint="it may have been forgotten")
-    aside = database.execute("SELECT 1 FROM set_aside WHERE content_id = ?", (found[0],)).fetchone()
-    return str(found[0]), json.loads(found[1]), aside is not None
+    return json.loads(found[0]), found[1] is not None
 
 
 def act_on_row(form: Mapping[str, str]) -> ReviewRow:

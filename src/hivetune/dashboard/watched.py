@@ -1,95 +1,85 @@
 """The runs that the dashboard watches: each journal is read once, and after that only what was appended to it.
 
-One thread uses these. Nothing here holds a lock or writes a file. A curve stays small however long its run is: when it
-has too many points, neighbours are joined.
+One thread uses these. Nothing here holds a lock or writes a file.
 """
 
+from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hivetune.base.disk import home, lock_holder, sha256_bytes
+from hivetune.base.disk import home, sha256_bytes
 from hivetune.base.journal import JournalPlace, Replaced, read_journal
 from hivetune.errors import UsageError
-from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD
-from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, run_folders, run_status
+from hivetune.run.folder import EVENTS, METRICS
+from hivetune.run.status import RunStatus, RunTally, event_text, run_folders, run_status
 
-MAX_BUCKETS = 320  # two pixels of a chart for each
-# The smoothed line is an exponential mean over so many steps, or over this share of all so far if that is more.
-SMOOTHED_STEPS, SMOOTHED_SHARE = 10, 0.02
+MAX_BUCKETS = 320  # two pixels of a plot for each
+SMOOTHED_BUCKETS = 10  # of the exponential mean
 MAX_EVENTS = 200
-_FILES = (METRICS, EVENTS, AMENDMENTS, RECORD, PLAN)
 CURVES = ("loss", "validation", "grad_norm", "lr", "tokens_per_second", "memory")
 
 
-@dataclass
-class Bucket:
-    """Neighbouring points. `step` and `time` are those of the last one. `smoothed`: the exponential mean there."""
+class Bucket(NamedTuple):
+    """Neighbouring points of a series. `step`: of the last one."""
 
     step: int
-    time: float
-    total: float
+    mean: float
     low: float
     high: float
-    smoothed: float
-    count: int = 1
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count
-
-    def join(self, later: "Bucket") -> None:
-        """Add the points of the next bucket."""
-        self.step, self.time, self.smoothed = later.step, later.time, later.smoothed
-        self.total += later.total
-        self.low, self.high = min(self.low, later.low), max(self.high, later.high)
-        self.count += later.count
 
 
 @dataclass
 class Series:
-    """Points in the order of their steps. `count`: how many there are. `last`: the newest value.
+    """Points in the order of their steps: 24 bytes each, so that 100,000 steps are small."""
 
-    A bucket keeps mean, minimum and maximum, so that a spike of one step in 100,000 is still drawn. Adding a point
-    costs the same for the first as for the millionth.
-    """
+    steps: "array[int]" = field(default_factory=lambda: array("q"))
+    values: "array[float]" = field(default_factory=lambda: array("d"))
+    times: "array[float]" = field(default_factory=lambda: array("d"))
 
-    buckets: list[Bucket] = field(default_factory=list)
-    count: int = 0
-    last: float | None = None
-    _width: int = 1
-    _smoothed: float = 0.0
+    def __len__(self) -> int:
+        return len(self.steps)
 
-    def add(self, step: int, value: float, time: float = 0.0) -> None:
+    def add(self, step: int, value: float, time: float) -> None:
         """Add a point. `step` is above that of every point before."""
-        self.count += 1
-        self.last = value
-        share = 1 / min(self.count, max(SMOOTHED_STEPS, self.count * SMOOTHED_SHARE))
-        self._smoothed += share * (value - self._smoothed)
-        point = Bucket(step, time, value, value, value, self._smoothed)
-        if self.buckets and self.buckets[-1].count < self._width:
-            self.buckets[-1].join(point)
-            return
-        self.buckets.append(point)
-        if len(self.buckets) > MAX_BUCKETS:  # join each two neighbours; an odd last one is filled further
-            joined = self.buckets[::2]
-            for bucket, later in zip(joined, self.buckets[1::2], strict=False):
-                bucket.join(later)
-            self.buckets, self._width = joined, self._width * 2
+        self.steps.append(step)
+        self.values.append(value)
+        self.times.append(time)
 
     def step_at(self, time: float) -> int:
         """Return the newest step at that time, 0 before the first."""
-        number = bisect_right(self.buckets, time, key=lambda bucket: bucket.time)
-        return self.buckets[number - 1].step if number else 0
+        number = bisect_right(self.times, time)
+        return self.steps[number - 1] if number else 0
+
+    def buckets(self) -> list[Bucket]:
+        """Return the points, joined with their neighbours where there are too many to draw. Minimum and maximum keep a
+        spike of one step in 100,000."""
+        width = -(-len(self) // MAX_BUCKETS) or 1
+        parts = ((start, self.values[start : start + width]) for start in range(0, len(self), width))
+        return [
+            Bucket(self.steps[start + len(part) - 1], sum(part) / len(part), min(part), max(part))
+            for start, part in parts
+        ]
+
+
+def smoothed(buckets: list[Bucket]) -> list[tuple[float, float]]:
+    """Return step and exponential mean of each bucket."""
+    mean, points = 0.0, []
+    for number, bucket in enumerate(buckets, 1):
+        # The first ones weigh as much as in a plain mean.
+        mean += (bucket.mean - mean) / min(number, SMOOTHED_BUCKETS)
+        points.append((float(bucket.step), mean))
+    return points
 
 
 @dataclass
 class RunReading:
     """The content of a run's journals that was read so far. `num_events`: how many had a text; `events` holds the
-    newest. `stopping`: it was asked to stop; asked again it would end without a checkpoint."""
+    newest. `sample`: the newest of machine and cards. `stopping`: it was asked to stop; asked again it would end
+    without a checkpoint."""
 
     tally: RunTally = field(default_factory=RunTally)
     curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in CURVES})
@@ -102,32 +92,35 @@ class RunReading:
 
     def add_metric(self, entry: Mapping[str, Any]) -> None:
         self.tally.add(entry)
-        if entry["event"] == "validation" and entry["loss"] is not None:
-            self.curves["validation"].add(entry["step"], entry["loss"], entry["time"])
+        if entry["event"] == "validation":
+            self._add("validation", entry, entry["loss"])
         if entry["event"] != "step":
             return
         self.last_time = entry["time"]
         speed = entry["tokens"] / entry["seconds"] if entry.get("tokens") and entry.get("seconds") else None
-        measured = {name: entry.get(name) for name in ("loss", "grad_norm", "lr")} | {"tokens_per_second": speed}
-        for name, value in measured.items():
-            if value is not None:
-                self.curves[name].add(entry["step"], value, entry["time"])
+        for name in ("loss", "grad_norm", "lr"):
+            self._add(name, entry, entry.get(name))
+        self._add("tokens_per_second", entry, speed)
+
+    def _add(self, name: str, entry: Mapping[str, Any], value: float | None) -> None:
+        if value is not None:
+            self.curves[name].add(entry["step"], value, entry["time"])
 
     def add_event(self, entry: Mapping[str, Any]) -> None:
         self.tally.add(entry)
-        if entry["event"] in ("stop_requested", "supervisor_started", "supervisor_ended"):
-            self.stopping = entry["event"] == "stop_requested"
         if text := event_text(entry):
             self.events.append((entry["time"], text))
             self.num_events += 1
-        if entry["event"] == "quarantined":
-            self.quarantined.append(f"{entry['source']}: {entry['reason']}")
-        if entry["event"] == "sample":
-            self.sample = entry
-            used = [card["used_bytes"] for card in entry.get("cards", ()) if "used_bytes" in card]
-            if used or "resident_bytes" in entry:
+        match entry["event"]:
+            case "stop_requested" | "supervisor_started" | "supervisor_ended":
+                self.stopping = entry["event"] == "stop_requested"
+            case "quarantined":
+                self.quarantined.append(f"{entry['source']}: {entry['reason']}")
+            case "sample":
+                self.sample = entry
+                used = [card["used_bytes"] for card in entry.get("cards", ()) if "used_bytes" in card]
                 step = self.curves["loss"].step_at(entry["time"])
-                self.curves["memory"].add(step, max(used or [entry["resident_bytes"]]), entry["time"])
+                self._add("memory", {**entry, "step": step}, max(used, default=entry.get("resident_bytes")))
 
 
 class WatchedRun:
@@ -135,41 +128,26 @@ class WatchedRun:
 
     def __init__(self, path: Path):
         self.path = path
-        self.read = RunReading()
-        self._metrics, self._events = JournalPlace(), JournalPlace()
-        self._stamp: tuple[object, ...] = ()
-        self._status: RunStatus | None = None
+        self._begin()
 
-    def refresh(self) -> None:
-        """Read what was appended. Raises OSError."""
+    def _begin(self) -> None:
+        self.read, self._metrics, self._events = RunReading(), JournalPlace(), JournalPlace()
+
+    def refresh(self) -> RunTally:
+        """Read what was appended, and return the sums. Raises OSError."""
         try:
             for entry in read_journal(self.path / METRICS, self._metrics):
                 self.read.add_metric(entry)
             for entry in read_journal(self.path / EVENTS, self._events):
                 self.read.add_event(entry)
         except Replaced:  # as by a run that makes steps again: from the start, so that no step is missing or doubled
-            self.read, self._metrics, self._events = RunReading(), JournalPlace(), JournalPlace()
-            self.refresh()
-
-    def status(self) -> RunStatus:
-        """Return the status, computed again only when a file of it changed or its supervisor came or went. Raises
-        UsageError when its folder is gone, OSError."""
-        stamp = (lock_holder(self.path), *(_identity(self.path / name) for name in _FILES))
-        if self._status is None or stamp != self._stamp:
-            self._stamp, self._status = stamp, run_status(self.path, self._tally)
-        return self._status
-
-    def _tally(self) -> RunTally:
-        self.refresh()
+            self._begin()
+            return self.refresh()
         return self.read.tally
 
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    try:
-        status = path.lstat()
-    except OSError:
-        return 0, 0, 0
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    def status(self) -> RunStatus:
+        """Return the status, with its journals read up to now. Raises UsageError when its folder is gone."""
+        return run_status(self.path, self.refresh)
 
 
 class Watcher:
@@ -180,28 +158,23 @@ class Watcher:
 
     def runs(self) -> list[tuple[str, WatchedRun, RunStatus]]:
         """Return every run that is still on disk, newest first: id, reading, status."""
-        readings = []
+        found = []
         for path in run_folders():
-            identity = run_id(path)
-            run = self._runs.setdefault(identity, WatchedRun(path))
+            run = self._runs.setdefault(run_id(path), WatchedRun(path))
             try:
-                run.refresh()
-                readings.append((identity, run, run.status()))
+                found.append((run_id(path), run, run.status()))
             except UsageError:  # deleted by a person
-                self._runs.pop(identity)
-            except OSError as error:
-                readings.append((identity, run, damaged_status(path, f"{error.filename}: {error.strerror}")))
-        return sorted(readings, key=lambda entry: entry[2].created, reverse=True)
+                del self._runs[run_id(path)]
+        return sorted(found, key=lambda entry: entry[2].created, reverse=True)
 
     def run(self, identity: str) -> WatchedRun | None:
         """Return the run with this id, read up to now, or None for an unknown one. Raises OSError."""
-        if identity not in self._runs:
-            path = next((path for path in run_folders() if run_id(path) == identity), None)
-            if path is None:
-                return None
-            self._runs[identity] = WatchedRun(path)
-        self._runs[identity].refresh()
-        return self._runs[identity]
+        path = next((path for path in run_folders() if run_id(path) == identity), None)
+        if path is None:
+            return None
+        run = self._runs.setdefault(identity, WatchedRun(path))
+        run.refresh()
+        return run
 
 
 def run_id(path: Path) -> str:
