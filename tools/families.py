@@ -9,6 +9,7 @@ For each: prepared, planned, path, two steps trained, loss and gradients against
 reason, in one line, why it is refused. Each family is tried in a process of its own, fifteen seconds at most for most.
 """
 
+import importlib
 import json
 import sys
 import time
@@ -70,13 +71,11 @@ def fill_table(path: Path, wanted: Sequence[str] = ()) -> dict[str, Any]:
 
 def warm_up() -> None:
     """Import what each child needs, once, before they fork. It would take ten seconds of each otherwise."""
-    import peft.tuners.lora  # noqa: F401
     import torch
 
-    import hivetune.models.worker.prepare_model
-    import hivetune.release.worker.merge
-    import hivetune.train.worker.model.load  # noqa: F401
-
+    for name in ("models.worker.prepare_model", "release.worker.merge", "train.worker.model.load"):
+        importlib.import_module(f"hivetune.{name}")
+    importlib.import_module("peft.tuners.lora")
     torch.set_num_threads(1)
 
 
