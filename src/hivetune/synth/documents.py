@@ -2,6 +2,7 @@
 
 import ast
 import html
+import itertools
 import re
 import sys
 import sysconfig
@@ -15,8 +16,8 @@ MAX_SOURCE_BYTES = 2 << 20
 SKIPPED = {"test", "tests", "testing", "_vendor", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
 MARKUP_SUFFIXES = (".md", ".markdown", ".rst", ".html", ".htm", ".rst.txt")
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-_MARKUP = re.compile(r":(?:\w+:)+`~?([^`]*)`|``([^`]*)``|`([^`<]*)`")
-_SECTION = re.compile(r"\s*(>>>|\.\. |[-*] |:param|@param|Args?:|Parameters?:|Returns?:|Example)|    ")
+# A first line that repeats the call, as extension modules have.
+_SIGNATURE = re.compile(r"\A\s*[\w.]+\(.*\)\s*(->.*)?\n")
 
 
 def module_files(name: str) -> list[tuple[str, Path]]:
@@ -52,7 +53,7 @@ def read_module(module: str, path: Path) -> DocPage:
         texts.append(f"{usage}\n{docstring}")
         if prose := _prose(docstring):
             entries.append(DocEntry("function", (name,), usage, prose, module))
-    whole = _tidy(ast.get_docstring(tree) or "")
+    whole = _prose(ast.get_docstring(tree) or "")
     passages = (DocPassage(module, whole),) if len(whole) >= 80 else ()
     if not entries and not passages:
         raise NotUnderstood("has no docstrings")
@@ -84,29 +85,18 @@ def _usage(name: str, node: Documented) -> str:
 
 def _prose(docstring: str) -> str:
     """Return the paragraphs before the first that is a list, a table, a section or code."""
-    paragraphs = []
-    for paragraph in _tidy(docstring).split("\n\n"):
-        lines = paragraph.splitlines()
-        underlined = len(lines) > 1 and re.fullmatch(r"[-=~]{3,}", lines[1].strip())
-        if not lines or underlined or _SECTION.match(lines[0]):
-            break
-        paragraphs.append(" ".join(paragraph.split()))
-    return "\n\n".join(paragraphs)
-
-
-def _tidy(docstring: str) -> str:
-    """Return the text without roles and quotes of reST, and without a signature on the first line."""
-    lines = _MARKUP.sub(lambda match: match[1] or match[2] or match[3] or "", docstring).splitlines()
-    if lines and re.fullmatch(r"[\w.]+\(.*\)\s*(->.*)?", lines[0].strip()):
-        lines = lines[1:]
-    return "\n".join(line.rstrip() for line in lines).strip()
+    _, body = next(_sections(_SIGNATURE.sub("", f"{docstring}\n").splitlines()))
+    return "\n\n".join(itertools.takewhile(bool, body))
 
 
 # Documents: only sections that are prose alone are kept. Where a table, a list or code stood, the rest is not whole.
 
 _ATX = re.compile(r"^#{1,6}\s+(.*?)\s*#*$")
 _UNDERLINE = re.compile(r"^([=\-~^\"'`#*+.:_])\1{2,}\s*$")
-_NO_PROSE = re.compile(r"\s*(```|~~~|\||\+-|<|\[!|---|\.\. |[-*+] |\d+\. )|    |\t")
+_NO_PROSE = re.compile(
+    r"\s*(```|~~~|\||\+-|<|\[!|---|\.\. |[-*+] |\d+\. |>>>|:param|@param)|    |\t"
+    r"|\s*(Args?|Arguments|Parameters?|Returns?|Examples?):"
+)
 _HIDDEN = re.compile(r"<(script|style|nav|head|footer|svg|form)\b.*?</\1\s*>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
 _TABLE = re.compile(r"<(table|pre|ul|ol|dl)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
 
@@ -168,5 +158,5 @@ def _inline(text: str) -> str:
     text = re.sub(r":[\w:+.-]+:`([^`]*?)(?:\s*<[^>]*>)?`", r"\1", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`([^`<]+?)\s*<[^>]*>`_+", r"\1", text)
-    text = re.sub(r"(\*\*|__)(\S.*?)\1", r"\2", text.replace("``", "`"))
+    text = re.sub(r"\*\*(\S.*?)\*\*", r"\1", text.replace("``", "`"))
     return " ".join(html.unescape(re.sub(r"`([^`]*)`_?", r"\1", text)).split())

@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import write_whole
+from hivetune.base.disk import write_atomic
 from hivetune.data.checks.lessons import group_hash, question
 from hivetune.data.frozen import frozen_hashes
-from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit
+from hivetune.errors import DataRefused, MachineNotFit
 from hivetune.records import Message, Progress, silent
 from hivetune.synth.packs import DocSource, Library, Pack, read_source
 from hivetune.synth.page import DocPage, NotUnderstood, options_in
 from hivetune.synth.questions import KIND_WEIGHTS, Draft, drafts_of
 
 TEMPLATES = "templates"  # the maker that is no model
-SAMPLES = 12  # rows of the report
 MAX_QUESTION_CHARS, MIN_ANSWER_CHARS, MAX_ANSWER_CHARS = 700, 2, 1600
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -56,8 +55,8 @@ def make_rows(
 ) -> dict[str, Any]:
     """Write `out`, or leave what was there; return the document of `--json`.
 
-    Frozen questions are not asked. Raises DataRefused when no row could be made, DoesNotFit for a full disk,
-    MachineNotFit without bash, whose grammar decides what parses.
+    Frozen questions are not asked. Raises DataRefused when no row could be made, OSError, and MachineNotFit without
+    bash, whose grammar decides what parses.
     """
     check = DraftCheck()
     categories = [_Category(pack, library.sources_of(pack), seed) for pack in packs]
@@ -78,12 +77,7 @@ def make_rows(
     if not kept:
         raise _no_rows_error(categories)
     kept.sort(key=lambda row: _key(seed, json.dumps(row["messages"])))
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with write_whole(out) as file:
-            file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n".encode() for row in kept)
-    except OSError as error:
-        raise DoesNotFit(f"{out} cannot be written: {error.strerror}", hint="make room, or write elsewhere") from None
+    write_atomic(out, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in kept).encode())
     return {
         "schema": 1,
         "out": str(out),
@@ -93,8 +87,6 @@ def make_rows(
         "seed": seed,
         "maker": maker,
         "categories": [each.counts() for each in categories],
-        "empty": [each.pack.category for each in categories if not each.kinds],
-        "samples": kept[:SAMPLES],
     }
 
 
@@ -115,11 +107,11 @@ def _no_rows_error(categories: Sequence["_Category"]) -> DataRefused:
     """Return why there is no row: no page was found, none could be read, or no draft was right."""
     reasons = sum((each.skipped + each.rejected for each in categories), Counter[str]())
     pages = sum(len(each.sources) for each in categories)
-    message = f"no row could be made of {', '.join(each.pack.category for each in categories)}: {pages:,} pages found"
-    message += "".join(f"; {reason} ({count:,})" for reason, count in sorted(reasons.items()))
-    install = "; ".join(each.pack.install for each in categories if each.pack.install)
+    told = [f"{pages:,} pages found", *(f"{reason} ({count:,})" for reason, count in sorted(reasons.items()))]
+    message = f"no row could be made of {', '.join(each.pack.category for each in categories)}: {'; '.join(told)}"
+    install = "; ".join(each.pack.install for each in categories if each.pack.install and not pages)
     hint = "a folder needs Markdown, reStructuredText or HTML with headings; see the categories: hivetune synth"
-    return DataRefused(message, hint=f"install documentation: {install}" if install and not pages else hint)
+    return DataRefused(message, hint=f"install documentation: {install}" if install else hint)
 
 
 class _Category:
