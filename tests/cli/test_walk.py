@@ -153,7 +153,7 @@ def test_a_verdict_is_judged_again_without_measuring(place: Workplace, evaluatio
     assert evaluation["problems"] == [] and len(evaluation["answers"]) == 6
     assert all(isinstance(row[side], float) for row in evaluation["rows"] for side in ("base", "tuned"))
     assert evaluation["answered_by"].endswith(", q8_0")
-    assert all(evaluation[side]["latency_p95_s"] for side in ("base", "tuned"))
+    assert all(evaluation[side]["peak_memory_bytes"] for side in ("base", "tuned"))
     code, harder = place.document("eval", str(place.run), "--set", "gate.loss_gain=50")
     assert (code, harder["verdict"], harder["gate"]["loss_gain"]) == (6, "iterate", 50)
     assert harder["answers"] == evaluation["answers"] and harder["rows"] == evaluation["rows"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hivetune.judge.losses import loss_rows
+from hivetune.judge.page import agent_cells
 from hivetune.judge.rows import choose_rows, evidence_groups
-from hivetune.judge.verdict import by_agent
 from hivetune.records import Message
 
 
@@ -91,8 +91,5 @@ def test_missing_and_infinite_losses_stay_visible() -> None:
     rows = loss_rows(snapshot, [base, tuned])
     assert [row["row"] for row in rows] == list(range(16))
     assert rows[0]["base"] == "not finite" and rows[3]["tuned"] is None
-    parts = by_agent({"rows": rows, "answers": []})
-    assert [(part["agent"], part["rows"], part["base_loss"] is None) for part in parts] == [
-        ("a", 8, True),
-        ("b", 8, False),
-    ]
+    a, b = agent_cells({"rows": rows, "answers": []})
+    assert a == ("a", 8, "-", "-", 0, "-", "-") and b[:3] == ("b", 8, "3.150")

@@ -59,7 +59,7 @@ def document(n: int = 80, text: str = "fine") -> dict[str, Any]:
     answers = [
         {**each, "prompt": text, "reference": text, "base": side(0.3, 2), "tuned": side(0.9, 1)} for each in identity
     ]
-    costs = {"peak_memory_bytes": 1e9, "latency_p50_s": 1.0}
+    costs = {"peak_memory_bytes": 1e9}
     return {
         "rows": rows,
         "answers": answers,
@@ -84,10 +84,9 @@ def test_the_page_needs_nothing_else() -> None:
     assert "prefers-color-scheme: dark" in text and "max-width: 720px" in text and 'name="viewport"' in text
 
 
-def test_what_is_drawn_is_what_is_printed() -> None:
+def test_the_verdict_and_its_numbers_are_printed() -> None:
     structure = Structure(page(document()))
-    labels = [a["aria-label"] or "" for tag, a in structure.tags if tag == "svg" and "aria-label" in a]
-    assert any(label.startswith("loss: gain +") for label in labels) and "deploy: b@2 against fine" in structure.text
+    assert "loss (nats per token)" in structure.text and "deploy: b@2 against fine" in structure.text
     assert structure.text.count("gained") > 5 and "a gain above 0" in structure.text
 
 
@@ -110,7 +109,6 @@ def test_every_section_is_there() -> None:
     assert structure.open == []
     for title in ("Why", "What to change", "Frozen questions", "By agent"):
         assert title in structure.text
-    assert "past wins" in structure.text
     assert structure.text.count("lost") >= 1
 
 

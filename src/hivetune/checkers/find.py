@@ -83,18 +83,18 @@ def find_checker(checker: Arguments, where: str = "checker") -> Callable[[str, A
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(CHECKERS))}"
         raise UsageError(f"{where}: unknown checker {name!r}", hint=hint)
     test, where = CHECKERS[name], f"{where}: '{name}'"
-    takes = {each.name: each for each in list(inspect.signature(test).parameters.values())[2:]}
-    kinds = {**get_type_hints(test), "must_end": bool}
-    hint = f"it takes: {', '.join(sorted((*takes, 'must_end')))}"
     if name in FROM_CONFIG and len(checker) == 1:
         hint = "rows come from elsewhere, so they can't name code to run, or a server to send answers to"
         raise UsageError(f"{where}: only eval.checker may name a {name}", hint=hint)
+    takes = {each.name: each for each in list(inspect.signature(test).parameters.values())[2:]}
     # Arguments come from rows and configs as JSON, so their types are those of the function's annotations.
+    kinds = {name: kind for name, kind in get_type_hints(test).items() if name in takes} | {"must_end": bool}
+    hint = f"it takes: {', '.join(sorted(kinds))}"
     read: dict[str, Any] = {}
     for key, value in checker.items():
         if key == "name":
             continue
-        if key not in (*takes, "must_end"):
+        if key not in kinds:
             raise UsageError(f"{where} has no argument '{key}'", hint=hint)
         try:
             read[key] = from_plain(kinds[key], value)
@@ -165,19 +165,19 @@ def _found(answer: str, words: Sequence[str], whole_words: bool, ignore_case: bo
 
 
 def contains_any(
-    answer: str, _row: Arguments, any: tuple[str, ...], whole_words: bool = True, ignore_case: bool = False
+    answer: str, _: Arguments, any: tuple[str, ...], whole_words: bool = True, ignore_case: bool = False
 ) -> bool:
     return True in _found(answer, any, whole_words, ignore_case)
 
 
 def contains_all(
-    answer: str, _row: Arguments, all: tuple[str, ...], whole_words: bool = True, ignore_case: bool = False
+    answer: str, _: Arguments, all: tuple[str, ...], whole_words: bool = True, ignore_case: bool = False
 ) -> bool:
     return False not in _found(answer, all, whole_words, ignore_case)
 
 
 def contains_none(
-    answer: str, _row: Arguments, none: tuple[str, ...], whole_words: bool = True, ignore_case: bool = False
+    answer: str, _: Arguments, none: tuple[str, ...], whole_words: bool = True, ignore_case: bool = False
 ) -> bool:
     return True not in _found(answer, none, whole_words, ignore_case)
 
@@ -239,11 +239,8 @@ def regex(answer: str, _row: Arguments, pattern: str, ignore_case: bool = False)
 
 def json_valid(answer: str, _row: Arguments, keys: tuple[str, ...] = ()) -> bool:
     """Return whether the whole answer, or the one fenced block in it, is JSON and has all of `keys`."""
-    text = _fenced_json(answer)
-    if text is None or not keys:
-        return text is not None
-    value = json.loads(text)
-    return isinstance(value, dict) and value.keys() >= set(keys)
+    values = _json_of(answer)
+    return bool(values) and (not keys or (isinstance(values[0], dict) and values[0].keys() >= set(keys)))
 
 
 # A schema may hold patterns that never end and references to other hosts: a process of its own, and no retrieval.
@@ -258,23 +255,19 @@ sys.stdout.write(str(validator.is_valid(value)))
 
 def json_schema(answer: str, _row: Arguments, schema: dict[str, Any]) -> bool:
     """Return whether the answer, or the one fenced block in it, is JSON that the schema accepts (any draft)."""
-    text = _fenced_json(answer)
-    if text is None:
-        return False
     if importlib.util.find_spec("jsonschema") is None:
         raise MachineNotFit("json_schema needs a package", hint=install_command("judge"))
-    return _said("the schema", ["-I", "-c", _VALIDATE], [schema, json.loads(text)], SCHEMA_TIMEOUT_S)
+    values = _json_of(answer)
+    return bool(values) and _said("the schema", ["-I", "-c", _VALIDATE], [schema, values[0]], SCHEMA_TIMEOUT_S)
 
 
-def _fenced_json(answer: str) -> str | None:
-    """Return the text of the answer's JSON: of its one fenced block, else the whole; None where it is not JSON."""
+def _json_of(answer: str) -> list[Any]:
+    """Return the JSON value of the answer's one fenced block, else of the whole; empty where it is none."""
     fence = re.search(r"```(?:json)?\s*\n(.*?)```", answer[:MAX_CHECKED_CHARS], re.DOTALL)
-    text = fence.group(1) if fence else answer
     try:
-        json.loads(text)
+        return [json.loads(fence.group(1) if fence else answer)]
     except (ValueError, RecursionError):
-        return None
-    return text
+        return []
 
 
 _RUN = """
@@ -372,19 +365,6 @@ def judge(answer: str, row: Arguments, model: str) -> bool:
     return word[1].lower() == "yes"
 
 
-CHECKERS: Mapping[str, Callable[..., bool]] = {
-    test.__name__: test
-    for test in (
-        contains_any,
-        contains_all,
-        contains_none,
-        exact,
-        number_close,
-        regex,
-        json_valid,
-        json_schema,
-        python_passes,
-        function,
-        judge,
-    )
-}
+_OF_TEXT = (contains_any, contains_all, contains_none, exact, number_close, json_valid)
+_OF_PROGRAMS = (regex, json_schema, python_passes, function, judge)
+CHECKERS: Mapping[str, Callable[..., bool]] = {test.__name__: test for test in (*_OF_TEXT, *_OF_PROGRAMS)}

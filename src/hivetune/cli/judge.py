@@ -16,8 +16,8 @@ from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, overr
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.answers import minutes_text
 from hivetune.judge.evaluate import compare_pair, verdict_document, verdict_of
-from hivetune.judge.page import metric_cells
-from hivetune.judge.verdict import by_agent, judge
+from hivetune.judge.page import agent_cells, metric_cells
+from hivetune.judge.verdict import judge
 from hivetune.machine.findings import answers_elsewhere
 from hivetune.machine.inventory import read_cards
 from hivetune.machine.look import look
@@ -36,8 +36,7 @@ NEXT = {
 MORE_ROWS, MORE_ANSWERS = "hold out more rows (data.test)", "answer more held-out rows (eval.prompts, data.test)"
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
 QUIET = "evaluate again when the machine is quiet: hivetune eval RUN"
-AGENT = "agent rows loss_base=base_loss loss_tuned=tuned_loss answers success_base=base_success "
-AGENT += "success_tuned=tuned_success"
+AGENT = "agent rows loss_base loss_tuned answers success_base success_tuned"
 
 
 def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
@@ -83,7 +82,7 @@ def _refuse_others(overrides: Sequence[str], *sections: str) -> None:
 def measured_text(evaluation: dict[str, Any]) -> Iterator[str | Table]:
     """Yield loss and success by agent, some answers, and problems with single rows."""
     yield Note(f"answers come from {evaluation['answered_by']}")
-    yield Table(AGENT, by_agent(evaluation))
+    yield Table(AGENT, agent_cells(evaluation))
     yield from _problem_text(evaluation["problems"], f"all in {EVALUATION}")
     yield _answers_table(evaluation["answers"], "base", "tuned", "answers; all side by side: eval.html of the run")
 
@@ -140,7 +139,6 @@ def metrics_table(metrics: Sequence[Metric], first: str, second: str) -> Table:
 
 
 SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file or http://HOST:PORT/v1#MODEL."
-COSTS = "side label answers latency_p50_s latency_p95_s peak_memory_bytes"
 
 
 def compare_sides(
@@ -177,9 +175,8 @@ def compare_sides(
 
 
 def comparison_text(document: dict[str, Any]) -> Iterator[str | Table]:
-    """Yield the metrics, what the answers cost, and those of a few rows that changed."""
+    """Yield the metrics, and the answers of a few rows that changed."""
     yield metrics_table([from_plain(Metric, metric) for metric in document["metrics"]], "A", "B")
-    yield Table(COSTS, [{**document[key], "side": side} for side, key in (("A", "base"), ("B", "tuned"))])
     yield from (Note(f"{metric} not compared: {reason}") for metric, reason in document["not_compared"].items())
     if refused := document["rows_refused"]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in refused.items())

@@ -5,8 +5,7 @@ document, the second `tuned`. llama.cpp answers, as a release is served; the tra
 that llama.cpp can't serve is judged by its loss alone, and the verdict says so.
 """
 
-import getpass
-import math
+import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -152,7 +151,13 @@ def _answer(
             store.on_answer = on_answer
             pairs.append((stack.enter_context(open_artefact(side, server)), store))
         started = time.monotonic()
-        times = _times(pairs, timed_prompts(prompts), settings.tokens, max_timings)
+        timed = timed_prompts(prompts)
+        times = time_in_turns(pairs, timed, new_tokens=settings.tokens)
+        for _ in range(max_timings - 1):
+            if times_decide(times, {prompt.key: prompt.group for prompt in timed}):
+                break
+            time.sleep(AGAIN_AFTER_S)
+            times = time_in_turns(pairs, timed, new_tokens=settings.tokens)
         for answerer, store in pairs:
             ask_all(answerer, store, list(unique.values()), slots=SLOTS, new_tokens=settings.tokens)
         if run is not None:
@@ -162,17 +167,6 @@ def _answer(
             SideAnswers(side.label, side.kind, store.answers, of_side, peak)
             for side, store, of_side, peak in zip(sides, stores, times, memory, strict=True)
         ]
-
-
-def _times(pairs: Sequence[Any], prompts: Sequence[Prompt], new_tokens: int, max_timings: int) -> list[Times]:
-    """Return the times of both sides, taken again where they straddle their limit."""
-    groups = {prompt.key: prompt.group for prompt in prompts}
-    for _ in range(max_timings - 1):
-        times = time_in_turns(pairs, prompts, new_tokens=new_tokens)
-        if times_decide(times, groups):
-            return times
-        time.sleep(AGAIN_AFTER_S)
-    return time_in_turns(pairs, prompts, new_tokens=new_tokens)
 
 
 def times_decide(times: Sequence[Times], groups: Mapping[str, str]) -> bool:
@@ -246,19 +240,9 @@ def _answer_row(
 
 
 def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    times = sorted(answer[name]["seconds"] for answer in answers if answer[name]["seconds"] is not None)
-    # The smallest value that at least this share of all values does not exceed.
-    percentiles = {
-        f"latency_p{share}_s": times[max(0, math.ceil(share / 100 * len(times)) - 1)] if times else None
-        for share in (50, 95)
-    }
-    return {
-        "label": side.label,
-        "kind": side.kind,
-        "peak_memory_bytes": side.peak_memory_bytes,
-        **percentiles,
-        "answers": sum(answer[name]["answer"] is not None for answer in answers),
-    }
+    num_answers = sum(answer[name]["answer"] is not None for answer in answers)
+    facts = {"label": side.label, "kind": side.kind, "peak_memory_bytes": side.peak_memory_bytes}
+    return {**facts, "answers": num_answers}
 
 
 # The station `eval`: measurements and verdict in eval.json.
@@ -288,7 +272,7 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
         scored(run, run.folder, losses, lambda: unserved.append(_unserved(run, sides)))
         progress = part_of(progress, before=2 * len(run.snapshot.rows("test")))  # the losses of base and adapter
     if any(unserved):
-        evaluation = loss_alone(run, unserved[0])
+        evaluation = _by_loss_alone(run, unserved[0])
     else:
         evaluation = compare_pair(*sides, settings, run=run, max_timings=MAX_TIMINGS, progress=progress)
     write_json(run.folder / EVALUATION, {**evaluation, **facts})
@@ -314,15 +298,14 @@ def _unserved(run: Run, sides: Sequence[str]) -> str:
         return f"llama.cpp can't serve this model here: {error.message}"
 
 
-def loss_alone(run: Run, reason: str) -> dict[str, Any]:
+def _by_loss_alone(run: Run, reason: str) -> dict[str, Any]:
     """Return the measurements of a run whose model can't be asked."""
     sides = [
         Artefact(BASELINE, "base", trained=(run.model, None)),
         Artefact(run.folder.name, "run", trained=(run.model, run.folder)),
     ]
-    facts = _facts(run, run.config.eval, f"nothing: {reason}")
-    answered = [SideAnswers(side.label, side.kind) for side in sides]
-    document = comparison_document([], answered, compared_losses(run, sides, silent), facts)
+    losses, answered = compared_losses(run, sides, silent), [SideAnswers(side.label, side.kind) for side in sides]
+    document = comparison_document([], answered, losses, _facts(run, run.config.eval, f"nothing: {reason}"))
     return {**document, "not_compared": {**document["not_compared"], **dict.fromkeys(OF_ANSWERS, reason)}}
 
 
@@ -337,8 +320,8 @@ def judge_run(run: Run) -> Verdict:
     earlier = list(evaluation.get("earlier") or ())
     if "verdict" in evaluation and evaluation["gate"] != judged["gate"]:
         earlier.append({key: evaluation[key] for key in ("verdict", "gate", "judged_by", "judged_at")})
-    stamp = {"judged_by": _user(), "judged_at": round(time.time(), 3), "earlier": earlier}
-    document = {**evaluation, **judged, **stamp}
+    stamp = {"judged_by": os.environ.get("USER") or str(os.getuid()), "judged_at": round(time.time(), 3)}
+    document = {**evaluation, **judged, **stamp, "earlier": earlier}
     write_json(run.folder / EVALUATION, document)
     write_evaluation_page(run.folder, document)
     return verdict
@@ -371,10 +354,3 @@ def verdict_document(verdict: Verdict) -> dict[str, Any]:
 def verdict_of(document: Mapping[str, Any]) -> Verdict:
     """Return the verdict of an eval.json."""
     return from_plain(Verdict, {key: document[key] for key in VERDICT_FIELDS})
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no such user in this container
-        return "unknown"

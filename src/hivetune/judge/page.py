@@ -1,5 +1,6 @@
 """An evaluation as one HTML page; comparison_body.html is its template."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,6 @@ from hivetune.base.disk import write_atomic
 from hivetune.base.typed import from_plain
 from hivetune.judge.verdict import (
     DEFAULT_LEVEL,
-    by_agent,
     interval_text,
     level_text,
     metric_name,
@@ -25,9 +25,8 @@ from hivetune.run.page import render, whole_page
 EVALUATION_PAGE = "eval.html"
 MAX_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 MAX_LOST = 50
-ORIGINS = {"win": "past wins", "own": "your own"}
 _STYLE, _BODY = (Path(__file__).with_name(name) for name in ("page.css", "comparison_body.html"))
-_INTERVAL_WIDTH = 260
+_RANKS = {(True, False): 0, (False, True): 1, (False, False): 2}  # by the success of both sides
 
 
 def write_evaluation_page(run: Path, evaluation: Mapping[str, Any]) -> None:
@@ -42,41 +41,31 @@ def write_evaluation_page(run: Path, evaluation: Mapping[str, Any]) -> None:
 
 def evaluation_page(document: Mapping[str, Any]) -> str:
     """Return the whole page of an eval.json."""
-    base, tuned = _labels(document)
-    title = f"{tuned} against {base}"
+    title = f"{document['tuned']['label']} against {document['base']['label']}"
     return whole_page(title, comparison_body(document), _STYLE, f"{document['verdict']}: {title}")
 
 
 def comparison_body(document: Mapping[str, Any]) -> str:
     """Return the page below its title, for pages with a frame and page.css of their own."""
-    frozen, num_answers = document["frozen"], len(document["answers"])
+    num_answers = len(document["answers"])
     not_compared = (f" {titled(name)} is not compared: {why}." for name, why in document["not_compared"].items())
     more = f" The first {MAX_ANSWERS} of {num_answers} are shown; the file beside this page has all."
-    asked = {name: [row for row in frozen if row["origin"] == origin] for origin, name in ORIGINS.items()}
+    answers = sorted(document["answers"], key=_rank)[:MAX_ANSWERS]
+    agents = agent_cells(document)
     return render(
         _BODY,
-        labels=_labels(document),
+        labels=[document[side]["label"] for side in SIDES],
         reasons=document["reasons"],
         advice=document["advice"],
         problems=document["problems"],
-        metrics=[_metric(from_plain(Metric, m)) for m in document["metrics"] if m["tuned"] is not None],
-        metrics_note="Gain: positive where B is better; bars show it with its interval around zero, each metric on its"
-        " own scale." + "".join(not_compared),
-        frozen=[(name, len(rows), *(_right(rows, side) for side in SIDES)) for name, rows in asked.items() if rows],
-        lost=[row for row in frozen if _is_lost(row)][:MAX_LOST],
-        agents=_agents(document),
-        answers=[
-            ({0: "lost", 1: "gained"}.get(_rank(answer), ""), answer)
-            for answer in sorted(document["answers"], key=_rank)[:MAX_ANSWERS]
-        ],
+        metrics=[metric_cells(from_plain(Metric, m)) for m in document["metrics"] if m["tuned"] is not None],
+        metrics_note="Gain: positive where B is better." + "".join(not_compared),
+        lost=[row for row in document["frozen"] if _is_lost(row)][:MAX_LOST],
+        agents=[] if {agent[0] for agent in agents} == {"-"} else agents,
+        answers=[({0: "lost", 1: "gained"}.get(_rank(answer), ""), answer) for answer in answers],
         answers_note="Those that only A answers rightly come first, then those that only B does."
         + (more if num_answers > MAX_ANSWERS else ""),
-        interval_width=_INTERVAL_WIDTH,
     )
-
-
-def _labels(document: Mapping[str, Any]) -> list[str]:
-    return [str(document[side].get("label") or side) for side in SIDES]
 
 
 def metric_cells(metric: Metric) -> tuple[Any, ...]:
@@ -88,39 +77,26 @@ def metric_cells(metric: Metric) -> tuple[Any, ...]:
     return (metric_name(name), *values, interval, metric.n, required_text(metric), passed_text(metric))
 
 
-def _metric(metric: Metric) -> dict[str, Any]:
-    """Return the texts of a metric's line, and its gain with the interval as a bar around zero."""
-    names = ("name", "base", "tuned", "gain", "interval", "n", "required", "passed")
-    cells = dict(zip(names, metric_cells(metric), strict=True))
-    if metric.interval is None or metric.gain is None:
-        return {**cells, "plot": None}
-    low, high = metric.interval
-    widest, middle = max(abs(low), abs(high)) or 1.0, _INTERVAL_WIDTH / 2
-    ends = {"low": low, "high": high, "middle": metric.gain}
-    plot = {name: f"{middle + (middle - 8) * value / widest:.1f}" for name, value in ends.items()}
-    plot["kind"] = "unclear" if low <= 0 <= high else "better" if low > 0 else "worse"
-    plot["label"] = f"{metric.name}: gain {cells['gain']}, {level_text(metric.level)} {interval_text(metric)}"
-    return {**cells, "plot": plot}
-
-
-def _agents(document: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return loss and success of each agent; none where the rows name no agent."""
-    lines = by_agent(document)
-    if not any(line["agent"] for line in lines):
-        return []
-    losses = [[value_text("loss", line[f"{side}_loss"]) for side in SIDES] for line in lines]
-    shares = [[value_text("success", line[f"{side}_success"]) for side in SIDES] for line in lines]
-    cells = zip(lines, losses, shares, strict=True)
-    return [(line["agent"] or "-", line["rows"], *loss, line["answers"], *share) for line, loss, share in cells]
+def agent_cells(document: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the texts of each agent's line: name, rows, loss of both sides, checked answers, success of both sides."""
+    lines = []
+    for name in sorted({row["agent"] or "-" for key in ("rows", "answers") for row in document[key]}):
+        rows, answers = ([row for row in document[key] if (row["agent"] or "-") == name] for key in ("rows", "answers"))
+        checked = [answer for answer in answers if None not in [answer[side]["success"] for side in SIDES]]
+        tokens = sum(row["tokens"] or 0 for row in rows)
+        losses, shares = [], []
+        for side in SIDES:
+            usable = tokens > 0 and all(isinstance(row[side], float) for row in rows)
+            loss = math.fsum(row[side] for row in rows) / tokens if usable else None
+            losses.append(value_text("loss", loss))
+            right = sum(answer[side]["success"] for answer in checked)
+            shares.append(value_text("success", right / len(checked) if checked else None))
+        lines.append((name, len(rows), *losses, len(checked), *shares))
+    return lines
 
 
 def _rank(answer: Mapping[str, Any]) -> int:
-    ranks = {(True, False): 0, (False, True): 1, (False, False): 2}
-    return ranks.get((answer["base"]["success"], answer["tuned"]["success"]), 3)
-
-
-def _right(rows: list[Mapping[str, Any]], side: str) -> int:
-    return sum(row[side]["success"] is True for row in rows)
+    return _RANKS.get((answer["base"]["success"], answer["tuned"]["success"]), 3)
 
 
 def _is_lost(row: Mapping[str, Any]) -> bool:

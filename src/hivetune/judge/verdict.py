@@ -58,28 +58,24 @@ class Reading:
 class Kind:
     """A row of the table of metrics.
 
-    unit: empty for plain numbers. read: from an evaluation and the error level. setting: of `gate`, what the user asks
-    for; limit: what is asked for beside the base in any case. cost: less is better. alone: the value of the tuned model
-    is held against its limit, whatever the base does; else a gain over the base is, and that of a cost is the share of
-    the base's that is saved. by_look: its level is that of the look. aborts: a loss beyond tolerance aborts. timing: of
+    unit: empty for plain numbers. read: from an evaluation and the error level. form: a gain over the base; the share
+    of the base's cost that is saved; or the tuned model alone, held to at least or at most its limit, whatever the base
+    does. setting: of `gate`, what the user asks for; limit: what is asked for in any case, beside the base. timing: of
     a busy machine. exact: nothing is sampled, so the threshold itself is enough.
     """
 
     title: str
     unit: Literal["", "%", "B", "GB"]
     read: Callable[[Evaluation, float], Reading]
+    form: Literal["gain", "saved", "at least", "at most"]
     setting: Callable[[GateConfig], float | None] | None = None
     limit: float | None = None
-    cost: bool = False
-    alone: bool = False
-    by_look: bool = False
-    aborts: bool = False
     timing: bool = False
     exact: bool = False
 
     @property
-    def is_ratio(self) -> bool:
-        return self.cost and not self.alone
+    def alone(self) -> bool:
+        return self.form in ("at least", "at most")
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ def judge(
     not_compared: Mapping[str, str] = evaluation.get("not_compared") or {}
     findings: list[Finding] = []
     for name, kind in KINDS.items():
-        alpha = stats.alpha_of_look(look) / shares if kind.by_look else stats.ALPHA
+        alpha = stats.alpha_of_look(look) / shares if kind.form == "gain" else stats.ALPHA
         asked = kind.setting(config) if kind.setting else kind.limit if beside_base else None
         reading = kind.read(evaluation, alpha)
         # A limit of the tuned model alone is shown where it is set, frozen questions where there are any.
@@ -145,35 +141,27 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
     """Judge one metric by its margin. `asked`: the gain, or the limit, that is required; None if it is only shown."""
     kind, n, gain, required = KINDS[name], reading.n, reading.estimate, asked is not None
     interval = None if gain is None or gain.interval is None or gain.interval[0] == gain.interval[1] else gain.interval
-    metric = Metric(
-        name,
-        reading.base,
-        reading.tuned,
-        n,
-        asked,
-        False if required else None,
-        required,
-        gain=None if gain is None or kind.alone else gain.value,
-        interval=interval,
-        level=level,
-    )
+    shown = None if gain is None or kind.alone else gain.value
+    facts = (name, reading.base, reading.tuned, n, asked, False if required else None, required)
+    metric = Metric(*facts, gain=shown, interval=interval, level=level)
     words = fact_text(metric) + reading.more if gain else f"{titled(name)}: {reading.missing}"
     fact = f"{words}; required: {required_text(metric)}"
     if gain is None:
         # Only a loss is ever not finite, and then the training went wrong: more rows would not help.
         outcome: Outcome = "worse" if "not finite" in reading.missing else "open"
         return Finding(metric, outcome, f"{fact}: open") if required else Finding(metric, "reported")
-    allowed = f"the tolerance {_share(tolerance) if kind.unit == '%' or kind.is_ratio else f'{tolerance:g}'}"
+    allowed = f"the tolerance {_share(tolerance) if kind.unit == '%' or kind.form == 'saved' else f'{tolerance:g}'}"
+    aborts = not kind.alone and not kind.exact
     if asked is None:
         low, high = gain.interval or (0.0, 0.0)
-        if kind.aborts and not kind.timing and high < 0 and low < -tolerance:
+        if aborts and not kind.timing and high < 0 and low < -tolerance:
             reason = f"{words}: significantly worse, and not shown to be within {allowed}"
             return Finding(replace(metric, passed=False), "missed", reason)
         return Finding(metric, "reported")
-    threshold = 1.0 - asked if kind.is_ratio else asked
+    threshold = 1.0 - asked if kind.form == "saved" else asked
     if kind.alone:
         # In shares of the limit, so that the tolerance means the same for seconds and for gigabytes.
-        factor = -1.0 / asked if kind.cost else 1.0
+        factor = -1.0 / asked if kind.form == "at most" else 1.0
         gain, threshold = gain.scaled(factor, -factor * asked), 0.0
     units = f"{gain.units} {'rows' if gain.units == n else 'sessions'}"
     if gain.interval is None:
@@ -183,7 +171,7 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
     low, high = gain.interval
     if low - threshold > RESOLUTION or (kind.exact and low >= threshold):
         return Finding(replace(metric, passed=True), "passed", f"{fact}: passed")
-    if kind.aborts and high < min(threshold, 0.0) - tolerance:
+    if aborts and high < min(threshold, 0.0) - tolerance:
         return Finding(metric, "worse", f"{fact}: worse by more than {allowed}")
     if high < threshold:
         return Finding(metric, "missed", f"{fact}: missed")
@@ -224,14 +212,6 @@ def _shares(key: str, missing: str, evaluation: Evaluation, alpha: float) -> Rea
     return Reading(sum(base) / len(pairs), sum(tuned) / len(pairs), len(pairs), gain, more)
 
 
-def _share_alone(evaluation: Evaluation, _alpha: float) -> Reading:
-    values, groups = _of_tuned(evaluation["answers"], "success")
-    if not values:
-        return Reading(missing="no held-out row has a checker and an answer")
-    estimate = stats.proportion(values, groups)
-    return Reading(None, estimate.value, len(values), estimate)
-
-
 def _latency(evaluation: Evaluation, _alpha: float) -> Reading:
     """Read the time of an answer of both sides, on prompts that both answered one right after the other."""
     timed = [pair for pair in _pairs(evaluation["answers"], "seconds") if pair[0] and pair[1]]
@@ -243,13 +223,18 @@ def _latency(evaluation: Evaluation, _alpha: float) -> Reading:
     return Reading(math.fsum(bases) / len(timed), math.fsum(tuned) / len(timed), len(timed), gain.scaled(-1.0, 1.0))
 
 
-def _seconds_alone(evaluation: Evaluation, _alpha: float) -> Reading:
-    values, groups = _of_tuned(evaluation["answers"], "seconds")
-    if not values:
-        return Reading(missing="not measured")
+def _alone(key: str, missing: str, estimate: Callable[..., Estimate], evaluation: Evaluation, _alpha: float) -> Reading:
+    """Read the tuned model's answers, whatever the base did."""
+    found = [(each["tuned"][key], each["group"]) for each in evaluation["answers"] if each["tuned"][key] is not None]
+    if not found:
+        return Reading(missing=missing)
+    whole = estimate(*zip(*found, strict=True))
+    return Reading(None, whole.value, len(found), whole)
+
+
+def _mean(values: Sequence[float], groups: Sequence[str]) -> Estimate:
     columns = stats.by_group([values, [1.0] * len(values)], groups)
-    mean = stats.jackknife(columns, lambda sums: sums[0] / sums[1], positive=True)
-    return Reading(None, mean.value, len(values), mean)
+    return stats.jackknife(columns, lambda sums: sums[0] / sums[1], positive=True)
 
 
 def _memory(evaluation: Evaluation, _alpha: float) -> Reading:
@@ -310,36 +295,22 @@ def _pairs(answers: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, An
     return [(base, tuned, group) for base, tuned, group in found if base is not None and tuned is not None]
 
 
-def _of_tuned(answers: Sequence[Mapping[str, Any]], key: str) -> tuple[list[Any], list[str]]:
-    """Return the values of the tuned model that are there, and their groups."""
-    found = [answer for answer in answers if answer["tuned"].get(key) is not None]
-    return [answer["tuned"][key] for answer in found], [answer["group"] for answer in found]
-
-
-_BESIDE_BASE: Mapping[str, Any] = {"limit": MAX_COST_RATIO, "cost": True}
-_SAMPLED: Mapping[str, Any] = {"by_look": True, "aborts": True}
 _success = partial(_shares, "success", "no held-out row has a checker and both answers")
+_success_alone = partial(_alone, "success", "no held-out row has a checker and an answer", stats.proportion)
 _ended = partial(_shares, "ended", "no answers")
+_seconds_alone = partial(_alone, "seconds", "not measured", _mean)
 KINDS: Mapping[str, Kind] = {
-    "loss": Kind("loss (nats per token)", "", _loss, lambda gate: gate.loss_gain, **_SAMPLED),
-    "success": Kind("success", "%", _success, lambda gate: gate.success_gain, **_SAMPLED),
-    "min_success": Kind("success alone", "%", _share_alone, lambda gate: gate.min_success, alone=True),
-    "ended": Kind("ended by itself", "%", _ended, **_SAMPLED),
-    "latency_s": Kind("seconds per answer", "", _latency, **_BESIDE_BASE, aborts=True, timing=True),
+    "loss": Kind("loss (nats per token)", "", _loss, "gain", lambda gate: gate.loss_gain),
+    "success": Kind("success", "%", _success, "gain", lambda gate: gate.success_gain),
+    "min_success": Kind("success alone", "%", _success_alone, "at least", lambda gate: gate.min_success),
+    "ended": Kind("ended by itself", "%", _ended, "gain"),
+    "latency_s": Kind("seconds per answer", "", _latency, "saved", limit=MAX_COST_RATIO, timing=True),
     "max_seconds": Kind(
-        "seconds per answer alone",
-        "",
-        _seconds_alone,
-        lambda gate: gate.max_seconds,
-        cost=True,
-        alone=True,
-        timing=True,
+        "seconds per answer alone", "", _seconds_alone, "at most", lambda gate: gate.max_seconds, timing=True
     ),
-    "peak_memory_bytes": Kind("peak memory", "B", _memory, **_BESIDE_BASE, exact=True),
-    "max_gb": Kind(
-        "peak memory alone", "GB", _memory_alone, lambda gate: gate.max_gb, cost=True, alone=True, exact=True
-    ),
-    "kept": Kind("frozen questions kept", "%", _kept, limit=MIN_KEPT, alone=True, exact=True),
+    "peak_memory_bytes": Kind("peak memory", "B", _memory, "saved", limit=MAX_COST_RATIO, exact=True),
+    "max_gb": Kind("peak memory alone", "GB", _memory_alone, "at most", lambda gate: gate.max_gb, exact=True),
+    "kept": Kind("frozen questions kept", "%", _kept, "at least", limit=MIN_KEPT, exact=True),
 }
 # What only answers can say.
 OF_ANSWERS = tuple(name for name in KINDS if name not in ("loss", "kept"))
@@ -365,7 +336,7 @@ def value_text(name: str, value: float | None, *, gain: bool = False) -> str:
         return "-"
     kind = KINDS.get(name, KINDS["loss"])
     sign = "+" if gain and value > 0 else ""
-    if kind.unit == "%" or (gain and kind.is_ratio):
+    if kind.unit == "%" or (gain and kind.form == "saved"):
         return f"{sign}{100 * value:.1f} %"
     if kind.unit:
         return f"{value / (1e9 if kind.unit == 'B' else 1):.2f} GB"
@@ -396,12 +367,12 @@ def required_text(metric: Metric) -> str:
     limit, kind = metric.threshold, KINDS.get(metric.name, KINDS["loss"])
     if limit is None:
         return ""
-    if kind.is_ratio:
+    if kind.form == "saved":
         return f"at most {100 * (limit - 1):.0f} % more than the base"
     text = _share(limit) if kind.unit == "%" else f"{limit:g}"
-    if not kind.alone:
+    if kind.form == "gain":
         return f"a gain above {text}"
-    return f"at most {text} {kind.unit or 's'}" if kind.cost else f"at least {text}"
+    return f"{kind.form} {text}" + (f" {kind.unit or 's'}" if kind.form == "at most" else "")
 
 
 def _share(value: float) -> str:
@@ -426,26 +397,6 @@ def _gaps(evaluation: Evaluation) -> Iterator[str]:
             f"{share:.0%} of the test rows ({nearest['above']:,} of {nearest['test_rows']:,}) have at least "
             f"{nearest['bound']:.0%} of their words in common with a training row"
         )
-
-
-# For people; it decides nothing.
-
-
-def by_agent(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """Return loss and success of each agent: [{"agent", "rows", "answers", "base_loss", "tuned_success", ...}], None
-    for what was not measured."""
-    lines = []
-    for name in sorted({row["agent"] or "" for key in ("rows", "answers") for row in evaluation[key]}):
-        rows = [row for row in evaluation["rows"] if (row["agent"] or "") == name]
-        checked = [a for a in evaluation["answers"] if (a["agent"] or "") == name and _pairs([a], "success")]
-        tokens = sum(row["tokens"] or 0 for row in rows)
-        line: dict[str, Any] = {"agent": name or None, "rows": len(rows), "answers": len(checked)}
-        for side in SIDES:
-            usable = tokens > 0 and all(isinstance(row[side], float) for row in rows)
-            line[f"{side}_loss"] = math.fsum(row[side] for row in rows) / tokens if usable else None
-            line[f"{side}_success"] = sum(a[side]["success"] for a in checked) / len(checked) if checked else None
-        lines.append(line)
-    return lines
 
 
 def advise(evaluation: Evaluation) -> tuple[Advice, ...]:
