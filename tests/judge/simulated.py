@@ -6,7 +6,9 @@ Sessions have one to five rows that share an effect. Each world gives (what is p
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
+from hivetune.data.snapshot import RowInfo
 from hivetune.judge.statistics import Interval, by_group, jackknife, paired_proportions, proportion
 
 World = Callable[[int, random.Random, bool], tuple[Interval | None, float]]
@@ -97,3 +99,11 @@ WORLDS: dict[str, World] = {
     "time_difference": time_difference_world,
     "mean_time": mean_time_world,
 }
+
+
+def row_info(**fields: Any) -> RowInfo:
+    """A held-out row with what a test says of it."""
+    names = ("interaction_id", "agent", "category", "session", "time", "checker")
+    return RowInfo(
+        **{**dict.fromkeys(names), "row": 0, "id": "id", "source": "f", "split": "test", "tools": (), **fields}
+    )

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated import row_info
 
 from hivetune.config import EvalConfig, GateConfig
 from hivetune.judge import evaluate
@@ -12,14 +13,15 @@ from hivetune.judge.evaluate import SideAnswers, comparison_document, times_deci
 from hivetune.judge.rows import Prompt
 from hivetune.judge.verdict import judge
 from hivetune.llama.ask import Answer
+from hivetune.records import Message
 
 CHECKER = {"name": "contains_any", "any": ["yes"]}
 
 
-def prompt(number: int, **changes: Any) -> Prompt:
-    fields = {"row": number, "id": f"id{number}", "source": f"f:{number}", "group": f"g{number}", "agent": "a"}
-    asked = {"messages": ({"role": "user", "content": f"question {number}"},), "tools": (), "checker": CHECKER}
-    return Prompt(**{**fields, **asked, "category": None, "said": f"question {number}", "reference": "yes", **changes})
+def prompt(number: int, checker: dict[str, Any] = CHECKER, **changes: Any) -> Prompt:
+    messages = (Message("user", f"question {number}"), Message("assistant", "yes"))
+    fields = {"row": number, "id": f"id{number}", "source": f"f:{number}", "messages": messages, **changes}
+    return Prompt(row_info(**fields), f"g{number}", checker)
 
 
 def side(label: str, texts: list[str | None], seconds: float, peak_memory_bytes: int | None = None) -> SideAnswers:
@@ -90,9 +92,9 @@ def test_the_base_of_a_run_answers_the_rows_of_a_file(
 
 
 def test_the_key_of_a_prompt_is_all_that_is_asked() -> None:
-    other = ({"role": "user", "content": "else"},)
+    other = (Message("user", "else"), Message("assistant", "yes"))
     keys = {prompt(0).key, prompt(0, messages=other).key, prompt(0, tools=({"type": "function"},)).key}
-    assert len(keys) == 3 and prompt(0, reference="x", row=7).key == prompt(0).key
+    assert len(keys) == 3 and prompt(0, row=7).key == prompt(0).key
 
 
 def test_times_that_straddle_their_limit_are_taken_again() -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated import row_info
 
 from hivetune.config import EvalConfig
 from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit, UsageError
@@ -27,6 +28,7 @@ from hivetune.judge.evaluate import TIMED_PROMPTS, timed_prompts
 from hivetune.judge.rows import Prompt, prompts_of_rows
 from hivetune.llama import ask
 from hivetune.llama.ask import Answer, Endpoint, Unanswered
+from hivetune.records import Message
 
 SIDE = Artefact("side", "gguf", identity="hash")
 
@@ -49,10 +51,8 @@ class FakeSide:
 
 
 def prompts(count: int) -> list[Prompt]:
-    return [
-        Prompt(i, f"id{i}", f"f:{i}", None, None, f"g{i}", ({"role": "user", "content": str(i)},), (), None, "", None)
-        for i in range(count)
-    ]
+    infos = [row_info(row=i, source=f"f:{i}", messages=(Message("user", str(i)),)) for i in range(count)]
+    return [Prompt(info, f"g{info.row}", None) for info in infos]
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def test_prompts_come_from_any_rows(tmp_path: Path) -> None:
 
 def test_what_is_timed_is_spread_over_all_prompts() -> None:
     asked = [*prompts(3 * TIMED_PROMPTS), replace(prompts(1)[0], origin="win")]
-    assert [prompt.row for prompt in timed_prompts(asked)] == list(range(0, 3 * TIMED_PROMPTS, 3))
+    assert [prompt.info.row for prompt in timed_prompts(asked)] == list(range(0, 3 * TIMED_PROMPTS, 3))
     assert len(timed_prompts(asked[:3])) == 3 and timed_prompts([]) == []
 
 

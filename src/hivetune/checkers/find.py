@@ -7,7 +7,6 @@ returns whether the answer succeeds, and raises UsageError or MachineNotFit wher
 answer's failure. Every checker also takes `must_end`: the answer must have ended by itself, not been cut.
 """
 
-import difflib
 import importlib.util
 import inspect
 import json
@@ -79,18 +78,15 @@ def find_checker(checker: Arguments, where: str = "checker") -> Callable[[str, A
     """Return the checker that these arguments name, of answer and row. Raises UsageError; nothing is run."""
     name = checker.get("name")
     if not isinstance(name, str) or name not in CHECKERS:
-        near = difflib.get_close_matches(str(name), CHECKERS, 1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(CHECKERS))}"
-        raise UsageError(f"{where}: unknown checker {name!r}", hint=hint)
+        raise UsageError(f"{where}: unknown checker {name!r}", hint=f"known: {', '.join(sorted(CHECKERS))}")
     test, where = CHECKERS[name], f"{where}: '{name}'"
     if name in FROM_CONFIG and len(checker) == 1:
         hint = "rows come from elsewhere, so they can't name code to run, or a server to send answers to"
         raise UsageError(f"{where}: only eval.checker may name a {name}", hint=hint)
     takes = {each.name: each for each in list(inspect.signature(test).parameters.values())[2:]}
     # Arguments come from rows and configs as JSON, so their types are those of the function's annotations.
-    kinds = {name: kind for name, kind in get_type_hints(test).items() if name in takes} | {"must_end": bool}
-    hint = f"it takes: {', '.join(sorted(kinds))}"
-    read: dict[str, Any] = {}
+    kinds = {key: kind for key, kind in get_type_hints(test).items() if key in takes} | {"must_end": bool}
+    hint, read = f"it takes: {', '.join(sorted(kinds))}", {}
     for key, value in checker.items():
         if key == "name":
             continue
@@ -128,8 +124,9 @@ def _problem(key: str, value: Any) -> str:
     return ""
 
 
-_THOUGHT_END = re.compile(r"</(?:[a-z_:]*?think[a-z_:]*|reasoning)>", re.IGNORECASE)
-_THOUGHT_BEGIN = re.compile(r"\s*<(?:[a-z_:]*?think[a-z_:]*|reasoning)>", re.IGNORECASE)
+_THOUGHT = r"(?:[a-z_:]*?think[a-z_:]*|reasoning)>"
+_THOUGHT_END = re.compile(rf"</{_THOUGHT}", re.IGNORECASE)
+_THOUGHT_BEGIN = re.compile(rf"\s*<{_THOUGHT}", re.IGNORECASE)
 
 
 def final_answer(answer: str) -> str:
@@ -182,24 +179,37 @@ def contains_none(
     return True not in _found(answer, none, whole_words, ignore_case)
 
 
-def exact(answer: str, _row: Arguments, text: str, ignore_case: bool = False) -> bool:
-    """Return whether both are the same in canonical Unicode, with runs of white space as one blank."""
+def exact(answer: str, _: Arguments, text: str, ignore_case: bool = False) -> bool:
     # "é" has two forms that nobody can tell apart, and a line break at the end is not another answer.
-    plain = [" ".join(unicodedata.normalize("NFC", one).split()) for one in (answer, text)]
-    one, other = (each.casefold() for each in plain) if ignore_case else plain
-    return one == other
+    one, other = (" ".join(unicodedata.normalize("NFC", each).split()) for each in (answer, text))
+    return one.casefold() == other.casefold() if ignore_case else one == other
 
 
 # A sign behind a digit or a letter is a dash: "10-20" has no -20.
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d[\d,_]*)?\.?\d+(?:[eE][-+]?\d+)?")
 
 
-def number_close(answer: str, _row: Arguments, value: float, tolerance: float | None = None) -> bool:
+def number_close(answer: str, _: Arguments, value: float, tolerance: float | None = None) -> bool:
     """Return whether the last number in the answer is within `tolerance` (absolute; without it 1e-6 of the value)."""
     numbers = _NUMBER.findall(answer[:MAX_CHECKED_CHARS])
     number = float(numbers[-1].replace(",", "").replace("_", "")) if numbers else math.nan
     allowed = 1e-6 * max(1.0, abs(value)) if tolerance is None else tolerance
     return math.isfinite(number) and abs(number - value) <= allowed
+
+
+def json_valid(answer: str, _: Arguments, keys: tuple[str, ...] = ()) -> bool:
+    """Return whether the answer's JSON has all of `keys`."""
+    values = _json_of(answer)
+    return bool(values) and (not keys or (isinstance(values[0], dict) and values[0].keys() >= set(keys)))
+
+
+def _json_of(answer: str) -> list[Any]:
+    """Return the JSON value of the answer's one fenced block, else of the whole; empty where it is none."""
+    fence = re.search(r"```(?:json)?\s*\n(.*?)```", answer[:MAX_CHECKED_CHARS], re.DOTALL)
+    try:
+        return [json.loads(fence.group(1) if fence else answer)]
+    except (ValueError, RecursionError):
+        return []
 
 
 # What runs in a process of its own: patterns, schemas and code.
@@ -231,16 +241,10 @@ def _said(
 _MATCH = "import json,re,sys; p,f,a = json.load(sys.stdin); sys.stdout.write(str(bool(re.search(p, a, f))))"
 
 
-def regex(answer: str, _row: Arguments, pattern: str, ignore_case: bool = False) -> bool:
+def regex(answer: str, _: Arguments, pattern: str, ignore_case: bool = False) -> bool:
     call = [pattern, int(re.IGNORECASE) if ignore_case else 0, answer[:MAX_CHECKED_CHARS]]
     hint = "a repeat inside a repeated group, as in (a+)+, can take forever"
     return _said(f"the pattern {pattern!r}", ["-I", "-S", "-c", _MATCH], call, PATTERN_TIMEOUT_S, hint=hint)
-
-
-def json_valid(answer: str, _row: Arguments, keys: tuple[str, ...] = ()) -> bool:
-    """Return whether the whole answer, or the one fenced block in it, is JSON and has all of `keys`."""
-    values = _json_of(answer)
-    return bool(values) and (not keys or (isinstance(values[0], dict) and values[0].keys() >= set(keys)))
 
 
 # A schema may hold patterns that never end and references to other hosts: a process of its own, and no retrieval.
@@ -253,21 +257,11 @@ sys.stdout.write(str(validator.is_valid(value)))
 """
 
 
-def json_schema(answer: str, _row: Arguments, schema: dict[str, Any]) -> bool:
-    """Return whether the answer, or the one fenced block in it, is JSON that the schema accepts (any draft)."""
+def json_schema(answer: str, _: Arguments, schema: dict[str, Any]) -> bool:
     if importlib.util.find_spec("jsonschema") is None:
         raise MachineNotFit("json_schema needs a package", hint=install_command("judge"))
     values = _json_of(answer)
     return bool(values) and _said("the schema", ["-I", "-c", _VALIDATE], [schema, values[0]], SCHEMA_TIMEOUT_S)
-
-
-def _json_of(answer: str) -> list[Any]:
-    """Return the JSON value of the answer's one fenced block, else of the whole; empty where it is none."""
-    fence = re.search(r"```(?:json)?\s*\n(.*?)```", answer[:MAX_CHECKED_CHARS], re.DOTALL)
-    try:
-        return [json.loads(fence.group(1) if fence else answer)]
-    except (ValueError, RecursionError):
-        return []
 
 
 _RUN = """
@@ -279,7 +273,7 @@ exec(compile(tests, "tests", "exec"), space)
 """
 
 
-def python_passes(answer: str, _row: Arguments, tests: str, timeout_s: float = TIMEOUT_S) -> bool:
+def python_passes(answer: str, _: Arguments, tests: str, timeout_s: float = TIMEOUT_S) -> bool:
     """Return whether the answer's code and then `tests` (assertions) run without an error, in a sandbox without
     network."""
     command = [base_python(), "-I", "-S", "-c", _RUN]
@@ -305,15 +299,12 @@ def _code_of(answer: str) -> str:
 
 # What the function prints goes to standard error; standard output is the result's alone.
 _CALL = """
-import importlib.util, json, os, sys
+import os, runpy, sys, json
 file, name, answer, row = json.load(sys.stdin)
 result = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 sys.path.insert(0, os.path.dirname(file))
-spec = importlib.util.spec_from_file_location("checker", file)
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-found = getattr(module, name, None)
+found = runpy.run_path(file, run_name="checker").get(name)
 if not callable(found):
     sys.exit(f"{file} has no function {name}")
 said = found(answer, row)
@@ -351,11 +342,10 @@ def judge(answer: str, row: Arguments, model: str) -> bool:
     if not row.get("reference"):
         raise UsageError("checker: judge needs a row with a reference answer")
     side = parse_side(model)
-    endpoint = Endpoint(side.name, side.model)
     question = f"Question:\n{row['prompt']}\n\nReference answer:\n{row['reference']}\n\nAnswer:\n{answer}"
     messages = ({"role": "system", "content": _JUDGE}, {"role": "user", "content": question})
     try:
-        said = persistently(lambda: endpoint.complete(messages, max_tokens=JUDGE_TOKENS))
+        said = persistently(lambda: Endpoint(side.name, side.model).complete(messages, max_tokens=JUDGE_TOKENS))
     except Unanswered as error:
         raise UsageError(f"checker: {side.label} failed again and again: {error}") from None
     reply = final_answer(said.text)

@@ -100,7 +100,7 @@ def ask_all(answerer: Answerer, side: StoredAnswers, prompts: Sequence[Prompt], 
     """Ask for the missing answers, `slots` at a time. Raises HivetuneError, UsageError; what came before is kept."""
     # In this order a slot reuses the prefix shared with its previous prompt.
     missing = [prompt for prompt in prompts if prompt.key not in side.answers]
-    missing.sort(key=lambda prompt: json.dumps([prompt.tools, prompt.messages]))
+    missing.sort(key=lambda prompt: json.dumps([prompt.info.tools, prompt.messages]))
     stopped = threading.Event()
 
     def answer(prompt: Prompt) -> None:
@@ -123,13 +123,13 @@ def _ask(
     """Return one answer, with a few retries. Raises MachineNotFit if all failed, UsageError for a refused request."""
     try:
         return persistently(
-            lambda: answerer.complete(prompt.messages, max_tokens=new_tokens, tools=prompt.tools), pause
+            lambda: answerer.complete(prompt.messages, max_tokens=new_tokens, tools=prompt.info.tools), pause
         )
     except Unanswered as error:
-        message = f"{label} failed again and again on {prompt.source}: {error}"
+        message = f"{label} failed again and again on {prompt.info.source}: {error}"
         raise MachineNotFit(message, hint="see that it answers; the same command continues") from None
     except UsageError as error:
-        raise UsageError(f"{label} on {prompt.source}: {error.message}", hint=error.hint) from None
+        raise UsageError(f"{label} on {prompt.info.source}: {error.message}", hint=error.hint) from None
 
 
 def time_in_turns(

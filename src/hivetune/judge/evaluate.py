@@ -23,7 +23,7 @@ from hivetune.judge import statistics as stats
 from hivetune.judge.answers import Times, ask_all, build_name, note_rate, stored_answers, time_in_turns
 from hivetune.judge.artefacts import Artefact, check_memory, find_artefact, open_artefact
 from hivetune.judge.frozen import frozen_prompts
-from hivetune.judge.losses import compared_losses, scored
+from hivetune.judge.losses import compared_losses, row_identity, scored
 from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run
 from hivetune.judge.verdict import KINDS, OF_ANSWERS, advise, judge
@@ -213,7 +213,8 @@ def _answer_row(
     prompt: Prompt, sides: Mapping[str, SideAnswers], problems: list[dict[str, Any]], checking: Checking
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
-        **{key: getattr(prompt, key) for key in ("row", "id", "source", "agent", "category", "group", "origin")},
+        **row_identity(prompt.info, prompt.group),
+        "origin": prompt.origin,
         "checker": None if prompt.checker is None else dict(prompt.checker),
         "prompt": prompt.said,
         "reference": prompt.reference,
@@ -235,7 +236,7 @@ def _answer_row(
             "success": success,
         }
         if problem:
-            problems.append({"row": prompt.row, "source": prompt.source, "model": name, "problem": problem})
+            problems.append({"row": prompt.info.row, "source": prompt.info.source, "model": name, "problem": problem})
     return row
 
 

@@ -1,6 +1,5 @@
 """Frozen questions beside the held-out rows: how they are asked, and which right answers of a release become some."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from hashlib import blake2b
@@ -19,11 +18,11 @@ from hivetune.data.frozen import (
     win_of,
     wins_of,
 )
-from hivetune.data.render.dialect import template_message
-from hivetune.data.snapshot import open_snapshot
+from hivetune.data.snapshot import RowInfo, open_snapshot
 from hivetune.errors import UsageError
-from hivetune.judge.rows import Prompt, last_question
+from hivetune.judge.rows import Prompt
 from hivetune.models.sides import parse_side
+from hivetune.records import Message
 from hivetune.release.registry import Release, releases
 from hivetune.run.folder import EVALUATION, read_record
 
@@ -36,18 +35,13 @@ def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Map
 
     The limits are WINS_PER_RELEASE, and MAX_WINS with those `num_kept`.
     """
-    # Only correct answers, first ones that the baseline got wrong: they are what training won. Agents and categories
-    # take turns, so that a frequent one does not fill the set.
-    strata: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for answer in answers:
-        if answer["checker"] is not None and answer["tuned"]["success"]:
-            strata[answer["agent"] or "", answer["category"] or ""].append(answer)
-    ranked = []
-    for stratum, rows in strata.items():
-        rows.sort(key=lambda row: (bool(row["base"]["success"]), blake2b(row["id"].encode(), digest_size=8).digest()))
-        ranked += [(turn, stratum, row) for turn, row in enumerate(rows)]
-    ranked.sort(key=lambda rank: rank[:2])
-    return [row for _, _, row in ranked][: max(0, min(WINS_PER_RELEASE, MAX_WINS - num_kept))]
+
+    def rank(row: Mapping[str, Any]) -> tuple[bool, bytes]:
+        return bool(row["base"]["success"]), blake2b(row["id"].encode(), digest_size=8).digest()
+
+    # Only correct answers, first ones that the baseline got wrong: they are what training won.
+    right = [answer for answer in answers if answer["checker"] is not None and answer["tuned"]["success"]]
+    return sorted(right, key=rank)[: max(0, min(WINS_PER_RELEASE, MAX_WINS - num_kept))]
 
 
 def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None = None) -> list[Prompt]:
@@ -62,16 +56,35 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None =
     if named:
         with closing(open_database()) as database:
             known = {own, *names_with_wins(), *(release.name for release in releases(database))}
-        if unknown := sorted(named - known):
-            raise UsageError(
-                f"eval.frozen: no release is called {unknown[0]!r}",
-                hint=f"see them: hivetune releases; if it is a file: ./{unknown[0]}",
-            )
-        names |= named
-    questions = [question for name in sorted(names) for question in wins_of(name)]
+        if unknown := sorted(named - known):  # it asked nothing and told nobody
+            hint = f"see them: hivetune releases; if it is a file: ./{unknown[0]}"
+            raise UsageError(f"eval.frozen: no release is called {unknown[0]!r}", hint=hint)
+    questions = [question for name in sorted(names | named) for question in wins_of(name)]
     questions += own_questions(settings.frozen, settings.checker)
     unique = {question.key: question for question in reversed(questions)}  # of equal ones the first counts: a past win
     return [_prompt(-number, question, settings) for number, question in enumerate(reversed(unique.values()), 1)]
+
+
+def _prompt(number: int, question: FrozenQuestion, settings: EvalConfig) -> Prompt:
+    """Return a frozen question as a prompt."""
+    answer = () if question.reference is None else (Message("assistant", question.reference),)
+    info = RowInfo(
+        row=number,
+        id=question.key,
+        interaction_id=None,
+        source=question.source,
+        split="test",
+        agent=question.agent,
+        category=question.category,
+        session=None,
+        time=None,
+        messages=(*question.messages, *answer),
+        tools=question.tools,
+        checker=None,
+    )
+    # A function is of the config alone: the home must not name code to run.
+    is_function = (question.checker or {}).get("name") == "function"
+    return Prompt(info, question.key, settings.checker if is_function else question.checker, question.origin)
 
 
 def freeze_wins(release: Release) -> int:
@@ -92,23 +105,3 @@ def freeze_wins(release: Release) -> int:
         return 0
     chosen = choose_wins(evaluation["answers"], len(wins_of(release.name)))
     return freeze(release.name, [win_of(snapshot.info(row["row"]), row["checker"], release.label) for row in chosen])
-
-
-def _prompt(number: int, question: FrozenQuestion, settings: EvalConfig) -> Prompt:
-    """Return a frozen question as a prompt."""
-    # A function is of the config alone: the home must not name code to run.
-    is_function = (question.checker or {}).get("name") == "function"
-    return Prompt(
-        row=number,
-        id=question.key,
-        source=question.source,
-        agent=question.agent,
-        category=question.category,
-        group=question.key,
-        messages=tuple(template_message(message) for message in question.messages),
-        tools=question.tools,
-        checker=settings.checker if is_function else question.checker,
-        said=last_question(question.messages),
-        reference=question.reference,
-        origin=question.origin,
-    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.base.disk import MANIFEST, home, lock, sha256_file
 from hivetune.base.journal import read_journal
-from hivetune.data.snapshot import Snapshot
+from hivetune.data.snapshot import RowInfo, Snapshot
 from hivetune.judge.artefacts import Artefact
 from hivetune.judge.rows import evidence_groups
 from hivetune.models.sides import SIDES
@@ -53,8 +53,7 @@ def loss_rows(snapshot: Snapshot, sides: Sequence[Losses]) -> list[dict[str, Any
     infos = [snapshot.info(row) for row in snapshot.rows("test")]
     groups, rows = evidence_groups(infos), []
     for info in infos:
-        row = {key: getattr(info, key) for key in ("row", "id", "source", "agent", "category")}
-        row |= {"group": groups[info.row], "tokens": None, **dict.fromkeys(SIDES)}
+        row = {**row_identity(info, groups[info.row]), "tokens": None, **dict.fromkeys(SIDES)}
         for side, losses in zip(SIDES, sides, strict=True):
             if (line := losses.get(info.row)) is not None:
                 nll = line["nll"]
@@ -62,6 +61,11 @@ def loss_rows(snapshot: Snapshot, sides: Sequence[Losses]) -> list[dict[str, Any
                 row |= {"tokens": int(line["tokens"]), side: float(nll) if finite else "not finite"}
         rows.append(row)
     return rows
+
+
+def row_identity(info: RowInfo, group: str) -> dict[str, Any]:
+    """Return what eval.json says of a row besides what was measured."""
+    return {**{key: getattr(info, key) for key in ("row", "id", "source", "agent", "category")}, "group": group}
 
 
 def side_name(adapter: Path | None) -> str:

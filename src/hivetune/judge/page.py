@@ -50,6 +50,7 @@ def comparison_body(document: Mapping[str, Any]) -> str:
     num_answers = len(document["answers"])
     not_compared = (f" {titled(name)} is not compared: {why}." for name, why in document["not_compared"].items())
     more = f" The first {MAX_ANSWERS} of {num_answers} are shown; the file beside this page has all."
+    lost = [("lost, frozen question", row) for row in document["frozen"] if _is_lost(row)][:MAX_LOST]
     answers = sorted(document["answers"], key=_rank)[:MAX_ANSWERS]
     agents = agent_cells(document)
     return render(
@@ -60,9 +61,8 @@ def comparison_body(document: Mapping[str, Any]) -> str:
         problems=document["problems"],
         metrics=[metric_cells(from_plain(Metric, m)) for m in document["metrics"] if m["tuned"] is not None],
         metrics_note="Gain: positive where B is better." + "".join(not_compared),
-        lost=[row for row in document["frozen"] if _is_lost(row)][:MAX_LOST],
         agents=[] if {agent[0] for agent in agents} == {"-"} else agents,
-        answers=[({0: "lost", 1: "gained"}.get(_rank(answer), ""), answer) for answer in answers],
+        answers=[*lost, *(({0: "lost", 1: "gained"}.get(_rank(answer), ""), answer) for answer in answers)],
         answers_note="Those that only A answers rightly come first, then those that only B does."
         + (more if num_answers > MAX_ANSWERS else ""),
     )

@@ -7,6 +7,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hivetune.base.paths import quoted
@@ -21,7 +22,6 @@ from hivetune.data.render.dialect import request_hash, template_message
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
 from hivetune.llama.prompts import prompt_of
-from hivetune.records import Message
 from hivetune.train.open import Run, check_eval
 
 SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of evidence, as data.near_duplicates has it
@@ -29,28 +29,38 @@ SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of eviden
 
 @dataclass(frozen=True)
 class Prompt:
-    """A held-out conversation up to its last answer, which is `reference`. Messages and tools as a server takes them.
+    """A row that is asked: its conversation up to its last answer.
 
-    `group`: rows of one group are one piece of evidence. `said`: the last thing that the user said, for people.
+    `group`: rows of one group are one piece of evidence. `checker`: the row's own or the config's. `origin`: of a
+    frozen question `win` or `own`, and of a held-out row nothing.
     """
 
-    row: int
-    id: str
-    source: str
-    agent: str | None
-    category: str | None
+    info: RowInfo
     group: str
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...]
     checker: Mapping[str, Any] | None
-    said: str
-    reference: str | None
-    origin: str = ""  # of a frozen question: win or own; of a held-out row nothing
+    origin: str = ""
 
     @property
+    def reference(self) -> str | None:
+        """Return the row's own answer, which is never asked for; None where the user speaks last."""
+        last = self.info.messages[-1]
+        return last.content if last.role == "assistant" else None
+
+    @property
+    def said(self) -> str:
+        """Return the last thing that the user said, for people."""
+        return next((message.content for message in reversed(self.info.messages) if message.role == "user"), "")
+
+    @cached_property
+    def messages(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the conversation as a server takes it."""
+        messages = self.info.messages if self.reference is None else prompt_of(self.info.messages)
+        return tuple(template_message(message) for message in messages)
+
+    @cached_property
     def key(self) -> str:
         """Return the hash of a request to a server."""
-        return request_hash(self.messages, self.tools)
+        return request_hash(self.messages, self.info.tools)
 
 
 def prompts_of_run(run: Run, config: EvalConfig) -> list[Prompt]:
@@ -91,25 +101,22 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
 
 def _chosen(infos: Sequence[RowInfo], config: EvalConfig) -> list[Prompt]:
     chosen, groups = set(choose_rows(infos, config.prompts)), evidence_groups(infos)
-    return [_prompt(info, groups[info.row], config.checker) for info in infos if info.row in chosen]
+    asked = [info for info in infos if info.row in chosen]
+    return [Prompt(info, groups[info.row], row_checker(info.checker, config.checker)) for info in asked]
 
 
 def choose_rows(rows: Iterable[RowInfo], count: int) -> list[int]:
     """Choose at most `count` row numbers, ascending, with the shares of agents and categories in `rows`, each of them
     at least once where there is room."""
     # By the rows' contents only, so that runs on the same snapshot answer the same prompts.
-    strata: dict[tuple[str, str], list[RowInfo]] = defaultdict(list)
+    strata: dict[tuple[str, str], list[tuple[bytes, int]]] = defaultdict(list)
     for row in rows:
-        strata[row.agent or "", row.category or ""].append(row)
+        rank = hashlib.blake2b(f"prompts/{row.id}".encode(), digest_size=8).digest()
+        strata[row.agent or "", row.category or ""].append((rank, row.row))
     ranked = []
     for stratum in strata.values():
-        ordered = sorted(stratum, key=lambda row: (_rank(row), row.row))
-        ranked += [(position / len(ordered), _rank(row), row.row) for position, row in enumerate(ordered)]
+        ranked += [(place / len(stratum), rank, row) for place, (rank, row) in enumerate(sorted(stratum))]
     return sorted(row for _, _, row in sorted(ranked)[:count])
-
-
-def _rank(row: RowInfo) -> bytes:
-    return hashlib.blake2b(f"prompts/{row.id}".encode(), digest_size=8).digest()
 
 
 def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
@@ -134,25 +141,3 @@ def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
         first[max(leads)] = min(leads)
     leaders = [rows[lead(place)] for place in range(len(rows))]
     return {row.row: leader.session or leader.id for row, leader in zip(rows, leaders, strict=True)}
-
-
-def last_question(messages: Sequence[Message]) -> str:
-    return next((message.content for message in reversed(messages) if message.role == "user"), "")
-
-
-def _prompt(info: RowInfo, group: str, checker: Mapping[str, Any] | None) -> Prompt:
-    last = info.messages[-1]
-    request = prompt_of(info.messages) if last.role == "assistant" else info.messages
-    return Prompt(
-        row=info.row,
-        id=info.id,
-        source=info.source,
-        agent=info.agent,
-        category=info.category,
-        group=group,
-        messages=tuple(template_message(message) for message in request),
-        tools=tuple(info.tools),
-        checker=row_checker(info.checker, checker),
-        said=last_question(info.messages),
-        reference=last.content if last.role == "assistant" else None,
-    )

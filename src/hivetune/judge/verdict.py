@@ -11,7 +11,7 @@ above zero the metric passes, below zero it misses, and else it is open, with th
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -400,15 +400,11 @@ def _gaps(evaluation: Evaluation) -> Iterator[str]:
 
 
 def advise(evaluation: Evaluation) -> tuple[Advice, ...]:
-    """Name the held-out rows whose loss got worse, the largest rise first, and their most frequent agent."""
+    """Name the held-out rows whose loss got worse, the largest rise first, where they are many."""
     rows = [row for row in evaluation["rows"] if row["tokens"] and all(isinstance(row[side], float) for side in SIDES)]
     rises = [((row["tuned"] - row["base"]) / row["tokens"], row) for row in rows if row["tuned"] > row["base"]]
     if not rows or len(rises) < WORSE_SHARE * len(rows):
         return ()
     rises.sort(key=lambda rise: -rise[0])
-    fact = f"{len(rises)} of {len(rows)} held-out rows got worse"
-    agent, count = Counter(row["agent"] for _, row in rises).most_common(1)[0]
-    if agent and count > len(rises) / 2 and sum(row["agent"] == agent for row in rows) < len(rows) / 2:
-        fact += f", {count} of them of agent {agent!r}: it has few rows, or rows that say otherwise"
     shown = tuple(f"{row['source']}: +{rise:.3f} nats a token" for rise, row in rises[:SHOWN_ROWS])
-    return (Advice(f"{fact}; look at those that lost most", shown),)
+    return (Advice(f"{len(rises)} of {len(rows)} held-out rows got worse; look at those that lost most", shown),)
