@@ -9,12 +9,7 @@ from typing import Any
 
 from hivetune.data.columns import extract
 from hivetune.data.formats import claude_code, codex, format_named, read_conversation
-from hivetune.data.judged import (
-    TwoAnswers,
-    only_last_answer,
-    read_corrected,
-    read_preference,
-)
+from hivetune.data.judged import TwoAnswers, only_last_answer, read_corrected, read_preference
 from hivetune.data.mapping import is_turn_table, map_columns, maps_content, missing_column, missing_fields
 from hivetune.data.pieces.answers import refuse_cut_row, refuse_pieces
 from hivetune.data.pieces.format import Conversation
@@ -23,15 +18,16 @@ from hivetune.data.pieces.sessions import ASSISTANT, SESSION
 from hivetune.data.pieces.turns import is_conversation, without_padding
 from hivetune.data.pieces.values import Row, parsed
 from hivetune.data.raw import RawRow
-from hivetune.data.reasons import RowRefused, not_utf8
+from hivetune.data.reasons import RowRefused, not_encodable, not_utf8
 from hivetune.records import Example, Message, Rendered
 
-BYTE_ORDER_MARK = "\ufeff"
-WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
-NUL_ESCAPE = "\\u0000"
+_MARK = "\ufeff"  # of the byte order
+_MARKS = (_MARK, "\\ufeff", "\\uFEFF")  # also as JSON writes it
+_WRITTEN_NUL = "\\u0000"
 QUARANTINE_KEY = "hivetune_quarantine"
-UNTRUSTED_ORIGINS = ("tool", "web")
-_IN_SESSION_LINES = frozenset(("type", "message", "instructions"))  # of which a line of a session has one
+_UNTRUSTED_ORIGINS = ("tool", "web")
+# Of these a line of a session has one: asking its programs about every row took longer than parsing it.
+_OF_SESSION_LINES = frozenset(("type", "message", "instructions"))
 
 
 class NotJson(ValueError):
@@ -46,10 +42,8 @@ def refuse_constant(name: str) -> None:
 def unique_keys(pairs: list[tuple[str, Any]]) -> Row:
     """Return the object of these pairs. Raise NotJson for a key with two values."""
     row = dict(pairs)
-    if len(row) < len(pairs):
-        for key, value in pairs:
-            if row[key] != value:
-                raise NotJson(f"the key {key!r} has two values: keep one of them")
+    if len(row) < len(pairs) and (key := next((key for key, value in pairs if row[key] != value), None)) is not None:
+        raise NotJson(f"the key {key!r} has two values: keep one of them")
     return row
 
 
@@ -69,8 +63,20 @@ def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
         text = payload.decode()
     except UnicodeDecodeError as error:
         raise _not_text(payload, error) from None
-    marked = BYTE_ORDER_MARK in text or WRITTEN_MARKS[0] in text or WRITTEN_MARKS[1] in text
-    return text.removeprefix(BYTE_ORDER_MARK), ("stray-characters",) if marked else ()
+    return text.removeprefix(_MARK), ("stray-characters",) if any(mark in text for mark in _MARKS) else ()
+
+
+def _not_text(payload: bytes, error: UnicodeDecodeError) -> RowRefused:
+    """Return why these bytes are no UTF-8: halves of characters, or another encoding."""
+    try:
+        payload.decode("utf-8", "surrogatepass").encode()
+    except UnicodeEncodeError as half:
+        return not_encodable(half)
+    except UnicodeDecodeError:
+        pass
+    if error.reason == "unexpected end of data":
+        return RowRefused("bad-utf8", f"byte {error.start + 1} of the row: the text was cut inside a character")
+    return not_utf8(payload[error.start], payload[: error.start].decode())
 
 
 def _parsed_row(text: str) -> Row:
@@ -86,33 +92,13 @@ def _parsed_row(text: str) -> Row:
         value = parsed(value)  # a row that was written as JSON twice
     if isinstance(value, list) and is_conversation(value):
         return {"messages": value}
-    value = _object(value)
-    if QUARANTINE_KEY in value:
-        inner = value.get("row")
-        return parse_row(inner.encode("utf-8", "surrogatepass")) if isinstance(inner, str) else _object(inner)
-    return value
-
-
-def _object(value: Any) -> Row:
+    if isinstance(value, dict) and QUARANTINE_KEY in value:
+        value = value.get("row")
+        if isinstance(value, str):
+            return parse_row(value.encode("utf-8", "surrogatepass"))
     if not isinstance(value, dict):
         raise RowRefused("bad-json", 'the row is no object: write each row as {"prompt": ..., "completion": ...}')
     return value
-
-
-def _not_text(payload: bytes, error: UnicodeDecodeError) -> RowRefused:
-    """Return why these bytes are no UTF-8: halves of characters, or another encoding."""
-    try:
-        text = payload.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        if error.reason == "unexpected end of data":
-            return RowRefused("bad-utf8", f"byte {error.start + 1} of the row: the text was cut inside a character")
-        return not_utf8(payload[error.start], payload[: error.start].decode())
-    for i, character in enumerate(text):
-        if "\udc80" <= character <= "\udcff":
-            return not_utf8(ord(character) - 0xDC00, text[:i])
-    return RowRefused(
-        "bad-characters", "half a character (a lone surrogate), mostly of an emoji: cut the text between characters"
-    )
 
 
 Note = tuple[str, str]  # a reason for a change, and what was changed where
@@ -139,7 +125,7 @@ class ExaminedRow:
 
 def refuse_session_line(row: Row) -> None:
     """Raise RowRefused for one line of a coding agent's session, which is no row without the other lines."""
-    if not _IN_SESSION_LINES.isdisjoint(row) and any(program.is_line(row) for program in (claude_code, codex)):
+    if not _OF_SESSION_LINES.isdisjoint(row) and (claude_code.is_line(row) or codex.is_line(row)):
         raise RowRefused("session-line")
 
 
@@ -154,37 +140,35 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     refuse_session_line(row)
     refuse_cut_row(row)
     missing: tuple[str, ...] = ()
-    if columns and SESSION in row and is_turn_table(columns):
-        row = {**row, ASSISTANT: columns.get("assistant")}
-    elif columns:
-        missing = missing_fields(row, columns)
-        row = map_columns(row, columns)
-        if "assistant" in columns and "messages" not in columns:
-            row = {**row, ASSISTANT: columns["assistant"]}
+    if columns and not (SESSION in row and is_turn_table(columns)):
+        missing, row = missing_fields(row, columns), map_columns(row, columns)
+    if "assistant" in columns and "messages" not in columns:
+        row = {**row, ASSISTANT: columns["assistant"]}
     try:
         two = read_corrected(row) or (read_preference(row) if pairs else None)
         conversation = read_conversation(row) if two is None else two.conversation
     except RowRefused as refused:
-        if maps_content(columns) and refused.reason == "unknown-layout":
-            raise missing_column(whole, columns) or refused from None
-        if refused.reason != "unknown-layout" or raw.file is None or not raw.file.line:
+        if refused.reason != "unknown-layout":
             raise
-        hint = f"{refused.hint.partition('; map yours')[0]}: {raw.file.line}"  # the mapping that fits the whole file
-        raise RowRefused(refused.reason, hint) from None
+        if maps_content(columns):
+            raise missing_column(whole, columns) or refused from None
+        if raw.file is None or not raw.file.line:
+            raise
+        # The mapping that fits the whole file goes before one for this row.
+        raise RowRefused(refused.reason, f"{refused.hint.partition('; map yours')[0]}: {raw.file.line}") from None
     if raw.file is not None and raw.file.telling and is_table(conversation, columns):
         raise RowRefused("unread-column", raw.file.telling)
-    if changed or NUL_ESCAPE in text:
-        conversation = _clean(conversation)
+    if changed or _WRITTEN_NUL in text:
+        conversation = _without_strays(conversation)
     conversation = without_padding(conversation)
     conversation = conversation._replace(messages=tuple(map(with_thoughts_apart, conversation.messages)))
-    stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
-    example = _example(raw.source, row, conversation, stored)
+    example = _example(raw, row, conversation, columns)
     if "success" in columns and example.success is None and row.get("success") not in (None, ""):
         hint = f"{columns['success']} is {str(row['success'])[:40]!r}: neither true nor false, yes nor no, 1 nor 0"
         raise RowRefused("unread-outcome", hint)
     refuse_pieces(example.messages[-1].content)
-    example = _judged(example, two)
-    return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), missing=missing)
+    changed = (*changed, *conversation.changed)
+    return ExaminedRow(raw, conversation.layout, _judged(example, two), changed, missing=missing)
 
 
 def is_table(conversation: Conversation, columns: Mapping[str, str]) -> bool:
@@ -193,16 +177,15 @@ def is_table(conversation: Conversation, columns: Mapping[str, str]) -> bool:
     return maps_content(columns) or (form is not None and form.table)
 
 
-def _clean(conversation: Conversation) -> Conversation:
+def _without_strays(conversation: Conversation) -> Conversation:
     """Return the conversation without byte order marks, which were pasted with files, and without the NUL that a
     program printed: in a tool's result it is read as U+FFFD, as all that is not a text.
     """
-    messages, has_nul = [], False
+    messages = []
     for message in conversation.messages:
-        text = message.content.replace(BYTE_ORDER_MARK, "")
-        if message.role == "tool" and "\0" in text:
-            text, has_nul = text.replace("\0", "\ufffd"), True
-        messages.append(replace(message, content=text))
+        nul = "\ufffd" if message.role == "tool" else "\0"
+        messages.append(replace(message, content=message.content.replace(_MARK, "").replace("\0", nul)))
+    has_nul = any("\0" in message.content for message in conversation.messages if message.role == "tool")
     changed = (*conversation.changed, *(["stray-characters"] if has_nul else ()))
     return conversation._replace(messages=tuple(messages), changed=changed)
 
@@ -211,41 +194,39 @@ def _judged(example: Example, two: TwoAnswers | None) -> Example:
     """Return the row with its judgement on the last turn of the answer only. A rating of two answers belongs to the
     worse one.
     """
+    is_disliked = example.feedback is not None and example.feedback < 0
+    last = only_last_answer(example.messages)
     if two is not None:
-        feedback = None if example.feedback is not None and example.feedback < 0 else example.feedback
-        messages = only_last_answer(example.messages)
-        return replace(example, lesson=two.lesson, worse=two.worse, success=None, feedback=feedback, messages=messages)
-    if example.success is False or (example.feedback is not None and example.feedback < 0):
-        return replace(example, lesson="failure", messages=only_last_answer(example.messages))
+        feedback = None if is_disliked else example.feedback
+        return replace(example, lesson=two.lesson, worse=two.worse, success=None, feedback=feedback, messages=last)
+    if example.success is False or is_disliked:
+        return replace(example, lesson="failure", messages=last)
     if example.answered_by is not None and example.feedback is not None:
-        return replace(example, messages=only_last_answer(example.messages))
+        return replace(example, messages=last)
     return example
 
 
-def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[str, Any]) -> Example:
-    """Return the example. The store's values win over the row's: they may come from a column map of its own."""
+def _example(raw: RawRow, row: Row, conversation: Conversation, columns: Mapping[str, str]) -> Example:
     fields = extract(row)
-    success = fields.success if "success" not in stored else bool(stored["success"])
+    known = {name: getattr(fields, name) for name in ("agent", "category", "session", "user", "time", "feedback")}
+    # The store's values win over the row's: they may come from a column map of its own.
+    stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
+    known |= {name: stored[name] for name in known if name in stored}
     checker, synthesis = row.get("checker"), row.get("synth")  # the latter of `data synth`
     # What the gateway captured (serve/capture.py); other data may have a column `client`, too.
     captured = "answered_by" in row or "rejected_answer" in row
     return Example(
         id="",
-        source=source,
+        source=raw.source,
         messages=conversation.messages,
         tools=conversation.tools,
-        agent=stored.get("agent", fields.agent),
-        category=stored.get("category", fields.category),
-        session=stored.get("session", fields.session),
-        user=stored.get("user", fields.user),
-        time=stored.get("time", fields.time),
-        success=success,
-        feedback=stored.get("feedback", fields.feedback),
+        success=bool(stored["success"]) if "success" in stored else fields.success,
         checker=checker if isinstance(checker, dict) else None,
-        untrusted=conversation.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
+        untrusted=conversation.untrusted or row.get("untrusted") is True or row.get("origin") in _UNTRUSTED_ORIGINS,
         maker=str(synthesis.get("maker") or "unknown") if isinstance(synthesis, dict) else None,
         answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
         client=row["client"] if captured and isinstance(row.get("client"), str) else None,
+        **known,
     )
 
 
@@ -264,14 +245,11 @@ def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ..
         pieces.append(json.dumps([dict(tool) for tool in tools], ensure_ascii=False, sort_keys=True))
     try:
         return blake2b("\n".join(pieces).encode(), digest_size=16).hexdigest()
-    except UnicodeEncodeError:
-        raise RowRefused(
-            "bad-characters", "half a character (a lone surrogate), mostly of an emoji: cut the text between characters"
-        ) from None
+    except UnicodeEncodeError as error:
+        raise not_encodable(error) from None
 
 
 def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
     """Return 64 bits of an answer and all before it, whichever turns are trained."""
-    return int(
-        content_id(tuple(m if m.weight == 1 else replace(m, weight=1.0) for m in messages), tuple(tools))[:16], 16
-    )
+    trained = tuple(replace(m, weight=1.0) if m.weight != 1 else m for m in messages)
+    return int(content_id(trained, tuple(tools))[:16], 16)

@@ -43,6 +43,15 @@ def not_utf8(byte: int, before: str) -> RowRefused:
     return RowRefused("bad-utf8", f"byte 0x{byte:02X} after {context!r}: the text may be {name}; {remedy}")
 
 
+def not_encodable(error: UnicodeEncodeError) -> RowRefused:
+    """Return the reason for a text that UTF-8 has no bytes for."""
+    half = ord(error.object[error.start])
+    if 0xDC80 <= half <= 0xDCFF:  # the readers of CSV and JSON keep a byte that was no UTF-8 as half a character
+        return not_utf8(half - 0xDC00, error.object[: error.start])
+    hint = "half a character (a lone surrogate), mostly of an emoji: cut the text between characters"
+    return RowRefused("bad-characters", hint)
+
+
 # (meaning, hint) of each reason. The row is broken:
 _REJECT = {
     # The bytes and the JSON

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from hivetune.data.reasons import RowRefused, not_utf8
+from hivetune.data.reasons import RowRefused, not_encodable
 from hivetune.records import Message
 
 # The signs of UTF-8 that was decoded as Windows-1252: é as Ã©, a quotation mark as â€œ. A text may quote them, so they
@@ -79,13 +79,7 @@ def check_characters(messages: Messages) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            half = ord(text[error.start])
-            if 0xDC80 <= half <= 0xDCFF:  # a byte that was not UTF-8, as the CSV and JSON readers keep it
-                raise not_utf8(half - 0xDC00, text[: error.start]) from None
-            raise RowRefused(
-                "bad-characters",
-                "half a character (a lone surrogate), mostly of an emoji: cut the text between characters",
-            ) from None
+            raise not_encodable(error) from None
 
 
 def has_mojibake(messages: Messages) -> bool:

@@ -191,7 +191,8 @@ def _turn(spec: Spec, turn: Any, asks: Any) -> Any:
         named["reasoning"] = thoughts
     if spec.has("weight"):
         named["weight"] = int(bool(spec.weight.find(turn)))
-    return {**turn, **named}
+    # What the path of the words reads (Gemini CLI's calls) is not read again.
+    return {**{key: value for key, value in turn.items() if key not in spec.text.heads}, **named}
 
 
 def _words(spec: Spec, turn: Any) -> Any:

@@ -193,7 +193,7 @@ def _role_of(turn: Mapping[str, Any]) -> Role:
 def _parts(turn: Mapping[str, Any]) -> Iterator[Message]:
     """Yield what a turn holds: its content, what was thought before it, and its calls."""
     role, content = _role_of(turn), one_of(turn, *_CONTENT_KEYS)
-    calls = parsed(one_of(turn, "tool_calls", "function_call"))  # the latter: OpenAI's older form, one call
+    calls = parsed(one_of(turn, "tool_calls", "toolCalls", "function_call"))  # the last: OpenAI's older form, one call
     if calls is None and one_of(turn, *ROLE_KEYS).strip().lower() in _CALL_ROLES:
         calls, content = parsed(content), None
         if not isinstance(calls, dict | list):
