@@ -18,35 +18,25 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn.
-
-    `weight` 0 means: read, but not trained on (OpenAI's field). `reasoning`: the assistant's thoughts before its
-    answer, without markers such as `<think>`, if the row has a field for them (`reasoning_content`, `reasoning`,
-    `thinking`); the template decides how it is written. `tool_calls`: calls of the assistant,
-    each {"type": "function", "function": {"name": text, "arguments": object}, "id": text, if there is one};
-    `tool_call_id` and `name`: the call that a tool's result answers, and the tool. Tools are in `Example.tools`.
-    """
+    """One turn. The tools are in `Example.tools`."""
 
     role: Role
     content: str
-    weight: float = 1.0  # of the turn in the loss
-    name: str | None = None
+    weight: float = 1.0  # of the turn in the loss; 0: read, but not trained on (OpenAI's field)
+    name: str | None = None  # of the tool whose result it is
+    # Of the assistant, each {"type": "function", "function": {"name": text, "arguments": object}}, some with an "id".
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    tool_call_id: str | None = None
+    tool_call_id: str | None = None  # the call that a tool's result answers
+    # The assistant's thoughts before its answer, without marks such as `<think>`, which are the template's to write.
     reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One usable row.
+    """One usable row."""
 
-    `id` is the hash of its content, `source` is `file:line`, `answered_by` the release whose unedited answer it holds.
-    `lesson` is "failure" if the last answer is bad; `worse` is a worse answer in place of the last one. `maker`: the
-    source of a synthetic row. `client`: the owner of the gateway token, which a quota counts instead of `user`.
-    """
-
-    id: str
-    source: str
+    id: str  # the hash of its content
+    source: str  # file:line
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     agent: str | None = None
@@ -58,24 +48,21 @@ class Example:
     feedback: float | None = None
     checker: Mapping[str, Any] | None = None
     untrusted: bool = False
-    answered_by: str | None = None
-    lesson: LessonKind = "sft"
-    worse: Message | None = None
-    maker: str | None = None
-    client: str | None = None
+    answered_by: str | None = None  # the release whose unedited answer it holds
+    lesson: LessonKind = "sft"  # "failure": the last answer is bad
+    worse: Message | None = None  # an answer in place of the last one
+    maker: str | None = None  # of a synthetic row
+    client: str | None = None  # the owner of the gateway token, which a quota counts instead of `user`
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Token ids, each with 1 if it is trained. Position i predicts token i + 1, so `trained[0]` is always 0.
-
-    They are the first `num_messages` messages of a row, of which the `answers` are trained.
-    """
+    """The token ids of a row's first messages."""
 
     tokens: tuple[int, ...]
-    trained: bytes
+    trained: bytes  # 1 for each that is trained; position i predicts token i + 1, so the first is always 0
     num_messages: int = 1
-    answers: tuple[int, ...] = (0,)
+    answers: tuple[int, ...] = (0,)  # the messages that are trained
 
 
 @dataclass(frozen=True)
@@ -108,43 +95,38 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of the verdict's table.
-
-    `gain` is positive where the tuned model is better, `interval` its interval at `level`, which decides; without a
-    base, the interval is that of `tuned`. `passed` is None for metrics that are only reported. `needed` is the number
-    of rows that would decide an open metric.
-    """
+    """One line of the verdict's table."""
 
     name: str
     base: float | None
     tuned: float | None
     n: int
     threshold: float | None
-    passed: bool | None
+    passed: bool | None  # None: only reported
     required: bool = False
-    needed: int | None = None
-    gain: float | None = None
-    interval: tuple[float, float] | None = None
+    needed: int | None = None  # rows that would decide an open metric
+    gain: float | None = None  # positive where the tuned model is better
+    interval: tuple[float, float] | None = None  # of the gain at `level`, which decides; without a base, of `tuned`
     level: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A change for the next run, with the measurement behind it. `rows`: the places that show it."""
+    """A change for the next run, with the measurement behind it."""
 
     said: str
-    rows: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()  # the places that show it
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict. `reasons` name every metric; the first `decisive` of them led to it."""
+    """The verdict."""
 
     verdict: VerdictName
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...]  # they name every metric
     metrics: tuple[Metric, ...]
     advice: tuple[Advice, ...] = ()
-    decisive: int = 0
+    decisive: int = 0  # so many of the first reasons led to it
 
 
 def silent(done: int, total: int | None) -> None:

@@ -29,7 +29,7 @@ from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"  # names the process that holds a folder; not part of its manifest
-# The largest JSON file is eval.json: 10,000 answers of 4 kB, twice, are 80 MB.
+# The largest JSON files are eval.json and compare.json: 10,000 answers of 4 kB, twice, are 80 MB.
 MAX_JSON_BYTES = 1 << 30
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 # The same in the error messages of children, SQLite and other libraries.
@@ -37,10 +37,8 @@ FULL_DISK_ERROR = re.compile(r"No space left on device|Disk quota exceeded|datab
 
 
 def home() -> Path:
-    """Return `$HIVETUNE_HOME` or the XDG data folder, with links resolved so that each file below has one name.
-
-    The folder is not created. Raise UsageError if it is a file.
-    """
+    """Return `$HIVETUNE_HOME` or the XDG data folder, which need not exist. Raise UsageError if it is a file."""
+    # With links resolved, so that each file below has one name.
     path = real_path(os.environ.get("HIVETUNE_HOME") or platformdirs.user_data_dir("hivetune"))
     if path.is_file():
         raise UsageError(f"the home {path} is a file", hint="set HIVETUNE_HOME to a folder")
@@ -71,8 +69,9 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file of any size that gets the name `path` when it is complete and on the disk, and is removed if the
-    block fails. Raise OSError that names `path`, since nobody knows the temporary name.
+    """Yield a file that gets the name `path` when it is complete and on the disk, and goes if the block fails.
+
+    Raise OSError that names `path`, since nobody knows the temporary name.
     """
     # The kernel's thread numbers are unique on a machine, so two threads that write one file do not meet.
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
@@ -103,20 +102,17 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
 
 
 def files_to_write(paths: Sequence[Path], inputs: Sequence[str] = ()) -> None:
-    """Raise UsageError, before any work is done, for a file that can't be written or is one of `inputs`, and for two
-    that are one. What is written takes the place of the file: of /dev/null, too, for a user who may.
-    """
-    seen: set[str] = set()
+    """Raise UsageError, before any work is done, for a file that can't be written, is an input, or is named twice."""
+    taken = {os.path.realpath(name): "is also an input and would be overwritten" for name in inputs}
     for path in paths:
         if path.is_dir():
             raise UsageError(f"{path} is a folder", hint="give the name of a file")
+        # What is written takes the place of the file: of /dev/null too, for a user who may.
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is a device or pipe", hint="give the name of a file")
-        if os.path.realpath(path) in map(os.path.realpath, inputs):
-            raise UsageError(f"{path} is also an input and would be overwritten", hint="give another name")
-        if os.path.realpath(path) in seen:
-            raise UsageError(f"{path} is written twice", hint="give each file its own name")
-        seen.add(os.path.realpath(path))
+        if problem := taken.get(os.path.realpath(path)):
+            raise UsageError(f"{path} {problem}", hint="give another name")
+        taken[os.path.realpath(path)] = "is written twice"
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -212,11 +208,9 @@ _TICK_NS = 50_000_000
 
 
 def problems_once(folder: Path, only: Collection[str] | None = None) -> list[str]:
-    """Return the differences from the manifest, reading only files that were written after their last reading.
-
-    The time of the manifest is when its files were last read: 0.7 s for a model of 135 M, 6 s for 1 B. Bits that a disk
-    loses without a write are found by `manifest_problems`.
-    """
+    """Return the differences from the manifest, reading only files that were written after their last reading."""
+    # The time of the manifest is when its files were last read, which takes 0.7 s for a model of 135 M, 6 s for 1 B.
+    # Bits that a disk loses without a write are found by `manifest_problems`.
     manifest, now_ns = folder / MANIFEST, time.time_ns()
     read_ns = manifest.stat().st_mtime_ns - _TICK_NS if manifest.exists() else 0
     problems = manifest_problems(folder, only, read_ns=read_ns)
@@ -233,9 +227,8 @@ def named_problems(folder: Path, names: Collection[str]) -> list[str]:
 
 
 def _written_ns(path: Path) -> int:
-    """Return when content or inode of a file was last changed; a copy that keeps the time of the content is newer."""
     status = path.stat()
-    return max(status.st_mtime_ns, status.st_ctime_ns)
+    return max(status.st_mtime_ns, status.st_ctime_ns)  # a copy that keeps the time of its content has a new inode
 
 
 # Locks. `lock_holder` itself holds a free lock for some microseconds, so it is tried again before it counts as held.
@@ -295,8 +288,7 @@ def lock_holder(folder: Path) -> LockHolder | None:
 
 
 def boot_id() -> str:
-    """Return an id of this boot, in a container also of the container: only where it is the same, a pid is the same
-    process."""
+    """Return an id of this boot, and of the container: only where it is the same, a pid is the same process."""
     path = Path("/proc/sys/kernel/random/boot_id")
     if not path.exists():
         return "unknown"
@@ -306,10 +298,8 @@ def boot_id() -> str:
 
 @contextlib.contextmanager
 def scratch_folder(below: Path | None = None) -> Iterator[Path]:
-    """Yield a private temporary folder, in `below` or in a place whose path is short enough for a socket (107 bytes).
-
-    It is removed after the block. A process that is killed leaves its folder, which the next caller removes. Raise
-    OSError, and UsageError if another user made the folder that contains them.
+    """Yield a private folder, by default in a place whose path is short enough for a socket (107 bytes); it goes after
+    the block. Raise OSError, and UsageError if another user made the folder that contains it.
     """
     room = below or Path(tempfile.gettempdir(), f"hivetune-scratch-{os.geteuid()}")
     make_folder(room)
@@ -321,7 +311,7 @@ def scratch_folder(below: Path | None = None) -> Iterator[Path]:
         with open(open_plain(room / LOCK, os.O_RDWR | os.O_CREAT), "r+b") as lock_file:
             # Waits, so that a new folder is locked before another process looks at it.
             fcntl.flock(lock_file, fcntl.LOCK_EX)
-            for folder in room.iterdir():
+            for folder in room.iterdir():  # a process that was killed has left its own
                 if folder.is_dir() and lock_holder(folder) is None:
                     shutil.rmtree(folder, ignore_errors=True)
             name = stack.enter_context(tempfile.TemporaryDirectory(dir=room, ignore_cleanup_errors=True))

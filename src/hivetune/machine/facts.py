@@ -117,19 +117,18 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Install:
-    """A requirement and what uv calls its backend, the fact with the reason, and whether this Python has wheels."""
+    """The torch for a card."""
 
     requirement: str
-    backend: str
-    fact: Fact
-    python: str
+    backend: str  # what uv calls it
+    fact: Fact  # with the reason
+    python: str  # the versions that have wheels
     python_fits: bool
 
     @property
     def options(self) -> str:
-        """Return the options of `uv pip install` for this build. They replace an installed torch, since a build for
-        another card can have the same version.
-        """
+        """Return the options of `uv pip install` for this build."""
+        # They replace an installed torch, since a build for another card can have the same version.
         return f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
 
 
@@ -152,7 +151,7 @@ _NEVER = re.compile("(?!)")
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of failure. `patterns`, `own` and `weak` recognise it in texts, `facts` in what is known of the end."""
+    """One kind of failure; faults.toml explains the fields."""
 
     id: str
     domain: Domain

@@ -60,19 +60,16 @@ def _as_gfx(version: str) -> str:
 
 @dataclass(frozen=True)
 class MachineFinding:
-    """One finding. `severity`: fatal (training can't work), risk (results or runs are in danger), slow, note.
-
-    `fix` is one command. `about`: the card, if it is about one.
-    """
+    """One finding."""
 
     id: str
-    severity: Level
+    severity: Level  # fatal: training can't work; risk: results or runs are in danger
     title: str
     explanation: str
-    fix: str
+    fix: str  # one command
     evidence: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
-    about: str = ""
+    about: str = ""  # the card, if it is about one
 
 
 @dataclass(frozen=True)
@@ -153,12 +150,12 @@ def visible_cards(look: Look) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable to set, or with `value` None to remove, and the reason; without sources it is this machine."""
+    """A variable to set or to remove."""
 
     name: str
-    value: str | None
+    value: str | None  # None: remove it
     why: str
-    source: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()  # without one the reason is this machine
 
     @property
     def words(self) -> str:

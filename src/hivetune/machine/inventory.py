@@ -34,36 +34,28 @@ SMALL_CARD_BYTES = 2 << 30  # graphics in a processor have less
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as its driver reports it.
-
-    index: among the maker's cards, as torch counts them if all are visible. free_bytes: what no program uses now.
-    architecture: gfx1201, or a compute capability such as 9.0; empty if the driver does not report it. slot: the place
-    on the bus, domain:bus:device.function; only for AMD cards.
-    """
+    """One GPU as its driver reports it."""
 
     kind: CardKind
-    index: int
+    index: int  # among the maker's cards, as torch counts them if all are visible
     name: str
     memory_bytes: int
-    free_bytes: int
+    free_bytes: int  # what no program uses now
     driver: str
-    architecture: str = ""
-    slot: str = ""
+    architecture: str = ""  # gfx1201, or a compute capability such as 9.0; empty if the driver does not report it
+    slot: str = ""  # the place on the bus, domain:bus:device.function; only of AMD's
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine. `cores` and `memory_*` respect affinity, CPU quota and cgroup limits.
-
-    memory_limit: where the limit of memory is from: "machine" or the cgroup's file.
-    """
+    """This machine. Cores and memory respect affinity, CPU quota and cgroup limits."""
 
     cpu: str
     isa: tuple[str, ...]
     cores: int
     memory_bytes: int
     available_bytes: int
-    memory_limit: str
+    memory_limit: str  # where it is from: "machine" or the cgroup's file
     disk_free_bytes: int
     cards: tuple[Card, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)

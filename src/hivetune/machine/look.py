@@ -50,11 +50,11 @@ DIAGNOSIS = (
 
 @dataclass(frozen=True)
 class SeenCard:
-    """A card, and whether this user may compute with it. `in_question`: a run would use it."""
+    """A card, and whether this user may compute with it."""
 
     card: Card
     access: Literal["ok", "denied", "absent"]
-    in_question: bool
+    in_question: bool  # a run would use it
 
     @property
     def name(self) -> str:
@@ -71,15 +71,13 @@ class SeenCard:
 
 @dataclass(frozen=True)
 class Look:
-    """All that was read from the machine. `observed`: what facts are matched with, the same for all cards, by the names
-    in machines.toml. `variables`: environment variables about computing, without the values of secrets.
-    """
+    """All that was read from the machine."""
 
     machine: Machine
     cards: tuple[SeenCard, ...]
-    observed: Mapping[str, Any]
+    observed: Mapping[str, Any]  # what facts are matched with, the same for all cards, by the names in machines.toml
     packages: Mapping[str, str]
-    variables: Mapping[str, str]
+    variables: Mapping[str, str]  # of the environment, about computing, without the values of secrets
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,14 @@ _SCHEMA = 2
 
 @dataclass(frozen=True)
 class Profile:
-    """What is known of one machine.
-
-    `rates`: model and precision -> operations a second of the steps of its last run. `agreements`: evidence that the
-    fast path computes right, by its conditions. `rungs`: model -> rungs that helped a recovery, and when.
-    """
+    """What is known of one machine."""
 
     fingerprint: str
+    # Model and precision -> operations a second of the steps of its last run.
     rates: Mapping[str, float] = field(default_factory=dict)
+    # Evidence that the fast path computes right, by its conditions.
     agreements: Mapping[str, Any] = field(default_factory=dict)
+    # Model -> rungs that helped a recovery, and when.
     rungs: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -71,19 +71,16 @@ VARIABLE = "HIVETUNE_SUPERVISION"
 
 @dataclass(frozen=True)
 class Supervision:
-    """`hang_factor`: a step hangs after this many times its usual time, at least after `hang_floor_s`. `attempts`:
-    without progress before giving up. `backoff_s`: the first pause after a device fault; doubled up to 300 s if faults
-    come at different steps. `checkpoint_every_s`: None for the interval of the task.
-    """
+    """How patient a supervisor is."""
 
-    hang_factor: float = 5.0
-    hang_floor_s: float = 60.0
+    hang_factor: float = 5.0  # a step hangs after this many times its usual time
+    hang_floor_s: float = 60.0  # but not before this
     start_timeout_s: float = 900.0  # imports, model, first compilation
     evaluate_timeout_s: float = 1800.0
     save_timeout_s: float = 600.0
-    attempts: int = 6
-    backoff_s: float = 5.0
-    checkpoint_every_s: float | None = None
+    attempts: int = 6  # without progress before giving up
+    backoff_s: float = 5.0  # after a device fault; doubled up to 300 s if faults come at different steps
+    checkpoint_every_s: float | None = None  # None: that of the task
 
 
 def supervision() -> Supervision:

@@ -11,37 +11,27 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices of a run; None: the engine's default. A recovery's changes have the same form.
-
-    `threads`: torch's. `budget_tokens`: the most in a micro-batch, which is then cut `halvings` times in half.
-    `pack_tokens`: what a micro-batch aims at where workers compute them (config: workers), whatever their number.
-    `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
-    `kernels`: of the functions of rows, our own in C++ ("native", on a processor), torch.compile's ("compiled", on a
-    card) or plain "torch"; `kernels_why`: why plain torch.
-    `products`: what multiplies on a CPU, a library or our own kernel (train/worker/model/fast/backend.py).
-    `attention`: as transformers names it. `streamed`: the number of first layers whose frozen weights do not stay on
-    the device; the bits are the same.
-    `agreement`: the evidence that the fast path is right (train/worker/check.py). `peak_bytes`: the predicted peak of
-    memory. `environment`: variables of the worker over the inherited ones, null for one that is taken away
-    (machine/findings.py).
-    """
+    """The choices of a run; None: the engine's default. A recovery's changes have the same form."""
 
     device: str | None = None
     dtype: str | None = None
-    threads: int | None = None
-    budget_tokens: int | None = None
-    pack_tokens: int | None = None
-    recompute: int | None = None
+    threads: int | None = None  # torch's
+    budget_tokens: int | None = None  # the most in a micro-batch, which is then cut `halvings` times in half
+    pack_tokens: int | None = None  # what a micro-batch aims at where workers compute them, whatever their number
+    recompute: int | None = None  # layers whose activations are computed again in the backward pass
     path: Literal["fast", "general"] | None = None
-    path_why: str | None = None
+    path_why: str | None = None  # why the general one
+    # Of the functions of rows: our own in C++ on a processor, torch.compile's on a card, or plain torch.
     kernels: Literal["native", "compiled", "torch"] | None = None
-    kernels_why: str | None = None
+    kernels_why: str | None = None  # why plain torch
+    # What multiplies on a CPU: a library or our own kernel (train/worker/model/fast/backend.py).
     products: Literal["torch", "onednn", "native"] | None = None
-    attention: str | None = None
+    attention: str | None = None  # as transformers names it
     halvings: int | None = None
-    streamed: int | None = None
-    agreement: Mapping[str, Any] | None = None
-    peak_bytes: int | None = None
+    streamed: int | None = None  # first layers whose frozen weights do not stay on the device; the bits are the same
+    agreement: Mapping[str, Any] | None = None  # the evidence that the fast path is right (train/worker/check.py)
+    peak_bytes: int | None = None  # of memory, as predicted
+    # Variables of the worker over the inherited ones, null for one that is taken away (machine/findings.py).
     environment: Mapping[str, str | None] | None = None
 
     def made(self) -> dict[str, Any]:

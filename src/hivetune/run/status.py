@@ -33,15 +33,11 @@ LAST = "last"
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of one run.
-
-    `interrupted`: the supervisor ended without recording it (a crash or a power cut); the run can be resumed.
-    `left_s`: the remaining time at the speed of the last steps; None if that is unknown or the run has ended.
-    `storage_problem`: what the disk refused, in words: it was or is full, or checkpoints could not be written.
-    """
+    """The status of one run."""
 
     run: Path
     name: str
+    # "interrupted": the supervisor ended without recording it (a crash or a power cut); the run can be resumed.
     state: State
     step: int
     steps: int
@@ -49,23 +45,19 @@ class RunStatus:
     loss: float | None = None
     validation_loss: float | None = None
     tokens_per_second: float | None = None
-    left_s: float | None = None
+    left_s: float | None = None  # at the speed of the last steps; None if it is unknown or the run has ended
     restarts: int = 0
     quarantined: int = 0
     last_fault: str = ""
     created: float = 0.0
     problem: str = ""
     damaged_lines: int = 0
-    storage_problem: str = ""
+    storage_problem: str = ""  # what the disk refused, in words
 
 
 @dataclass
 class RunTally:
-    """The sums over a run's two journals so far. A program that follows the run adds the new lines.
-
-    `state`: by the newest event that starts or ends a supervisor, as if none ran now. `recent`: seconds and tokens of
-    the newest steps.
-    """
+    """The sums over a run's two journals so far. A program that follows the run adds the new lines."""
 
     step: int = 0
     loss: float | None = None
@@ -77,7 +69,8 @@ class RunTally:
     is_waiting: bool = False
     refused_saves: int = 0
     last_refusal: str = ""
-    state: State = "new"
+    state: State = "new"  # by the newest event that starts or ends a supervisor, as if none ran now
+    # Seconds and tokens of the newest steps.
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     def add(self, entry: Mapping[str, Any]) -> None:

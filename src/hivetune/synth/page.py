@@ -18,11 +18,11 @@ class NotUnderstood(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DocEntry:
-    """One thing that a page documents: `names` ("-n", "--lines"), `usage` as it is written there, `text` about it."""
+    """One thing that a page documents."""
 
     kind: EntryKind
-    names: tuple[str, ...]
-    usage: str
+    names: tuple[str, ...]  # "-n", "--lines"
+    usage: str  # as it is written there
     text: str
     section: str
 
@@ -37,19 +37,16 @@ class DocPassage:
 
 @dataclass(frozen=True)
 class DocPage:
-    """`label`: how it is cited, as systemctl(1); `command`: what is typed to run what it documents, if it is a command.
+    """A page as it was understood."""
 
-    `text` is all that the page says, for the checks.
-    """
-
-    label: str
+    label: str  # how it is cited, as systemctl(1)
     path: Path
-    command: str | None = None
+    command: str | None = None  # what is typed to run what it documents, if it is a command
     summary: str = ""
     synopsis: tuple[str, ...] = ()
     entries: tuple[DocEntry, ...] = ()
     passages: tuple[DocPassage, ...] = ()
-    text: str = field(default="", repr=False)
+    text: str = field(default="", repr=False)  # all that it says, for the checks
 
     @property
     def called(self) -> str:

@@ -35,20 +35,16 @@ _EMPTY = frozenset({"a", "the", "command", "commands", "utility", "tool", "progr
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """`passage`: what of the source the answer rests on. `absent`: an option of the question that does not exist.
-
-    `command`: a shell line of the answer, which is parsed. `right`: texts of which a correct answer contains one, where
-    they are known.
-    """
+    """A question with its answer, before it is checked."""
 
     kind: str
     question: str
     answer: str
     section: str
-    passage: str
-    absent: str = ""
-    command: str = ""
-    right: tuple[str, ...] = ()
+    passage: str  # what of the source the answer rests on
+    absent: str = ""  # an option of the question that does not exist
+    command: str = ""  # a shell line of the answer, which is parsed
+    right: tuple[str, ...] = ()  # texts of which a correct answer contains one, where they are known
 
 
 def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:

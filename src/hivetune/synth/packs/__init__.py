@@ -25,13 +25,13 @@ _REFERENCE = re.compile(r"(.+)\(([\w*?\[\]]+)\)")
 
 
 class WrittenFact(BaseModel):
-    """A question that a person answered; `source`: the page that confirms it, as systemctl(1)."""
+    """A question that a person answered."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     question: str = Field(min_length=1)
     answer: str = Field(min_length=1)
-    source: str = Field(min_length=1)
+    source: str = Field(min_length=1)  # the page that confirms it, as systemctl(1)
 
 
 class Pack(BaseModel):
@@ -72,10 +72,10 @@ def parse_pack(text: str, where: str) -> Pack:
 
 @dataclass(frozen=True, slots=True)
 class DocSource:
-    """One page that can be read. `kind`: manual, document, module or help. `name`: how it is called."""
+    """One page that can be read."""
 
-    kind: str
-    name: str
+    kind: str  # manual, document, module or help
+    name: str  # how it is called
     path: Path
 
 
@@ -92,13 +92,10 @@ def read_source(source: DocSource) -> DocPage:
 
 @dataclass(frozen=True)
 class Library:
-    """The places of pages. `roots`: folders with installed packages, like / (usr/share/man, usr/share/doc).
+    """The places of pages."""
 
-    `help_of`: commands that the user named; no other is run.
-    """
-
-    roots: tuple[Path, ...] = ()
-    help_of: tuple[str, ...] = ()
+    roots: tuple[Path, ...] = ()  # folders with installed packages, like / (usr/share/man, usr/share/doc)
+    help_of: tuple[str, ...] = ()  # commands that the user named; no other is run
 
     @cached_property
     def shares(self) -> tuple[Path, ...]:
