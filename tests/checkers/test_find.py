@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serve.fake_server import Reply, chat_reply, fake_server
+from llama.fake_server import Reply, chat_reply, fake_server
 
 from hivetune.checkers.find import CHECKERS, Checking, answer_succeeds, find_checker, row_checker
 from hivetune.errors import UsageError

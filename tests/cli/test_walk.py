@@ -25,7 +25,7 @@ from unittest import mock
 import pytest
 from command import hivetune
 from gguf_families import write_model
-from serve.fake_server import chat_reply, fake_server
+from llama.fake_server import chat_reply, fake_server
 
 from hivetune import walk
 from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest

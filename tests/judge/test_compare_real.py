@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from command import hivetune
-from serve.fake_server import chat_reply, fake_server
+from llama.fake_server import chat_reply, fake_server
 from serve.hive import MODEL, add_release, make_home
 
 from hivetune.base.disk import MANIFEST, home, sha256_file

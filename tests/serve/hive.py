@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from hivetune.base.disk import MANIFEST, home, sha256_file, write_json, write_ma
 from hivetune.models.worker.weights import open_weights
 from hivetune.release.gguf import SERVED_QUANT, base_gguf, write_gguf
 from hivetune.release.registry import promote, register
-from hivetune.serve.guard import make_client
 
 MODEL = "smollm2-135m"  # the name under which the tiny model is found, as a prepared one
 RANK = 4
@@ -159,17 +158,18 @@ def gateway(log: Path, *arguments: str, token: str = "") -> Iterator[Running]:
 
 
 @contextmanager
-def stub_gateway(folder: Path, token_of: str = "default") -> Iterator[Running]:
-    """Run a gateway that captures, with a stand-in for the model server and a home of its own (`folder`/home), for all
-    tests of a file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HIVETUNE_HOME", str(folder / "home"))
-        patch.setenv("PATH", stub_on_path(folder))
-        add_release(folder, "helpdesk", 1, champion=True)
-        with closing(open_database()) as database:
-            token = make_client(database, token_of)
-        with gateway(folder / "log", "--capture", token=token) as running:
-            yield running
+def own_gateway(folder: Path, releases: int = 1, *, stub: bool = False) -> Iterator[Running]:
+    """Run a gateway that captures, with a home of its own (`folder`/home) and releases of helpdesk, of which the first
+    is the champion. With `stub` a stand-in answers, not llama.cpp."""
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:  # what the process has, other tests have not
+            patch.setenv("HIVETUNE_HOME", str(folder / "home"))
+            if stub:
+                patch.setenv("PATH", stub_on_path(folder))
+            for seed in range(1, releases + 1):
+                add_release(folder, "helpdesk", seed, champion=seed == 1)
+            running = stack.enter_context(gateway(folder / "log", "--capture"))
+        yield running
 
 
 def stub_on_path(folder: Path) -> str:

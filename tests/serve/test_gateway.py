@@ -3,7 +3,6 @@
 import json
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,6 @@ pytestmark = pytest.mark.slow
 
 
 LABELS = ("helpdesk@1", "helpdesk@2")
-
-
-@pytest.fixture(scope="module")
-def whole_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    work = tmp_path_factory.mktemp("served")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HIVETUNE_HOME", str(work / "home"))
-        labels = [add_release(work, "helpdesk", seed, champion=seed == 1) for seed in (1, 2)]
-        assert labels == list(LABELS)
-        with gateway(work / "log", "--capture") as running:
-            yield running
-
-
-@pytest.fixture
-def served(whole_file: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
-    """A gateway that captures, with a champion and another release, for several tests."""
-    monkeypatch.setenv("HIVETUNE_HOME", str(whole_file.log.parent / "home"))
-    return whole_file
 
 
 def test_the_official_client_and_curl_get_labelled_answers(served: Running) -> None:

@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve.fake_server import Reply, chat_reply, fake_server
+from llama.fake_server import Reply, chat_reply, fake_server
 
 from hivetune.errors import UsageError
 from hivetune.llama.ask import ENDPOINT_KEY, Answer, Endpoint, Unanswered
