@@ -3,151 +3,58 @@ refused by its name, and what the official clients read of an answer. The model 
 
 import json
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import httpx2
+import ollama
+import openai
 import pytest
 from serve.hive import stored
-from serve.stage import PORT, Stage, said
+from serve.stage import PORT, Stage, on_stage, said
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.serve.api import DIALECTS
-from hivetune.serve.capture import Capture
 from hivetune.serve.fields import FieldRefused
 
 MESSAGES, RESPONSES, CHAT, GENERATE = "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"
+BEARER = {"Authorization": "Bearer token-a"}
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 TOOL = {"type": "function", "function": {"name": "Read", "description": "Reads a file", "parameters": SCHEMA}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "Read", "arguments": '{"path": "a.py"}'}}
 SAID = {"reasoning_content": "A file.", "content": "Let me see."}
 ASKED = {"role": "user", "content": "hello"}
 
-# What Claude Code and Codex send, by their published sources and by what others recorded of them.
-CLAUDE_CODE = {
-    "model": "helpdesk",
-    "system": [
-        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.202.abc; cch=00000;"},
-        {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
-        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
-    ],
-    "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "Read a.py"}, {"type": "text", "text": "Today."}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "A file.", "signature": "sig"},
-                {"type": "text", "text": "Let me see."},
-                {"type": "tool_use", "id": "call_1", "name": "Read", "input": {"path": "a.py"}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "x = 1"}]},
-                {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
-            ],
-        },
-        {"role": "system", "content": "A file changed."},
-    ],
-    "tools": [{"name": "Read", "description": "Reads a file", "input_schema": SCHEMA, "eager_input_streaming": True}],
-    "metadata": {"user_id": '{"device_id": "d", "session_id": "s"}'},
-    "max_tokens": 64,
-    "thinking": {"type": "adaptive", "display": "omitted"},
-    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "output_config": {"effort": "high"},
-    "stream": False,
-}
-CODEX = {
-    "model": "helpdesk",
-    "instructions": "You are an agent.",
-    "input": [
-        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Read a.py\nToday."}]},
-        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "A file."}], "encrypted_content": "x"},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
-        {"type": "function_call", "name": "Read", "arguments": '{"path": "a.py"}', "call_id": "call_1"},
-        {"type": "function_call_output", "call_id": "call_1", "output": "x = 1"},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on.\nA file changed."}]},
-    ],
-    "tools": [
-        {"type": "function", "name": "Read", "description": "Reads a file", "strict": False, "parameters": SCHEMA}
-    ],
-    "tool_choice": "auto",
-    "parallel_tool_calls": True,
-    "reasoning": {"effort": "medium", "summary": "auto"},
-    "store": False,
-    "stream": False,
-    "include": ["reasoning.encrypted_content"],
-    "prompt_cache_key": "thread-1",
-    "client_metadata": {"session_id": "thread-1"},
-}
-OLLAMA: dict[str, Any] = {
-    "model": "helpdesk:latest",
-    "messages": [
-        {"role": "system", "content": "You are an agent.\nBe brief."},
-        {"role": "user", "content": "Read a.py\nToday."},
-        {
-            "role": "assistant",
-            "content": "Let me see.",
-            "thinking": "A file.",
-            "tool_calls": [{"function": {"name": "Read", "arguments": {"path": "a.py"}}}],
-        },
-        {"role": "tool", "tool_name": "Read", "content": "x = 1"},
-        {"role": "user", "content": "Go on.\nA file changed."},
-    ],
-    "tools": [TOOL],
-    "options": {"num_predict": 64, "num_ctx": 4096},
-    "think": "high",
-    "keep_alive": "5m",
-    "stream": False,
+# What Claude Code, Codex and a client of Ollama send, by their published sources and by what others recorded of them.
+AGENTS = json.loads(Path(__file__).with_name("agents.json").read_text(encoding="utf-8"))
+IGNORED = {
+    MESSAGES: "eager_input_streaming display context_management cache_control signature system[0] output_config.effort",
+    RESPONSES: "summary store client_metadata encrypted_content reasoning.effort",
+    CHAT: "num_ctx keep_alive think",
 }
 
 
-def turns(call_id: str = "call_1", **result: str) -> list[dict[str, Any]]:
-    return [
+@pytest.mark.parametrize("path", AGENTS)
+@on_stage()
+async def test_what_agents_send_reaches_the_model_as_one_conversation(stage: Stage, path: str) -> None:
+    told = await stage.post(AGENTS[path], path)
+    assert told.status_code == 200, told.text
+    ((_, sent),) = stage.asked
+    call_id, result = ("call00000", {"name": "Read"}) if path == CHAT else ("call_1", {})
+    assert sent["messages"] == [
         {"role": "system", "content": "You are an agent.\nBe brief."},
         {"role": "user", "content": "Read a.py\nToday."},
         {"role": "assistant", **SAID, "tool_calls": [{**CALL, "id": call_id}]},
         {"role": "tool", "content": "x = 1", "tool_call_id": call_id, **result},
         {"role": "user", "content": "Go on.\nA file changed."},
     ]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "messages", "ignored"),
-    [
-        (
-            MESSAGES,
-            CLAUDE_CODE,
-            turns(),
-            "eager_input_streaming, display, context_management, cache_control, signature, system[0], "
-            "output_config.effort",
-        ),
-        (
-            RESPONSES,
-            CODEX,
-            turns(),
-            "summary, store, client_metadata, encrypted_content, reasoning.effort",
-        ),
-        (CHAT, OLLAMA, turns("call00000", name="Read"), "num_ctx, keep_alive, think"),
-    ],
-)
-def test_what_agents_send_reaches_the_model_as_one_conversation(
-    path: str, body: dict[str, Any], messages: list[Any], ignored: str
-) -> None:
-    async def scene(stage: Stage) -> None:
-        told = await stage.post(body, path)
-        assert told.status_code == 200, told.text
-        ((_, sent),) = stage.asked
-        assert sent["messages"] == messages
-        assert [tool["function"]["name"] for tool in sent["tools"]] == ["Read"]
-        assert sent["tools"][0]["function"]["parameters"] == SCHEMA
-        assert told.headers["x-hivetune-release"] == told.json()["model"] == "helpdesk@1"
-        assert set(told.headers["x-hivetune-ignored"].split(", ")) == set(ignored.split(", "))
-
-    Stage().play(scene)
+    assert [tool["function"]["name"] for tool in sent["tools"]] == ["Read"]
+    assert sent["tools"][0]["function"]["parameters"] == SCHEMA
+    assert told.headers["x-hivetune-release"] == told.json()["model"] == "helpdesk@1"
+    assert set(told.headers["x-hivetune-ignored"].split(", ")) == set(IGNORED[path].split())
 
 
 FORM = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
@@ -170,17 +77,15 @@ def question(path: str, **more: Any) -> dict[str, Any]:
     return {key: value, "stream": False, **({"model": "helpdesk"} if path.startswith("/api") else {}), **more}
 
 
-def test_fields_have_their_names_in_the_chat() -> None:
-    async def scene(stage: Stage) -> None:
-        for path, fields, expected in FIELDS:
-            told = await stage.post(question(path, **fields), path)
-            assert told.status_code == 200, told.text
-            sent = stage.asked[-1][1]
-            assert {key: sent.get(key) for key in expected} == expected, (path, fields)
-            assert not sent.keys() & {"max_tokens", "stop"} - expected.keys()
-            assert sent["messages"][-1] == ASKED
-
-    Stage(live_settings={"template": "{{ enable_thinking }}{{ reasoning_effort }}"}).play(scene)
+@on_stage(live_settings={"template": "{{ enable_thinking }}{{ reasoning_effort }}"})
+async def test_fields_have_their_names_in_the_chat(stage: Stage) -> None:
+    for path, fields, expected in FIELDS:
+        told = await stage.post(question(path, **fields), path)
+        assert told.status_code == 200, told.text
+        sent = stage.asked[-1][1]
+        assert {key: sent.get(key) for key in expected} == expected, (path, fields)
+        assert not sent.keys() & {"max_tokens", "stop"} - expected.keys()
+        assert sent["messages"][-1] == ASKED
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
@@ -233,20 +138,18 @@ def problem_of(path: str, told: httpx2.Response) -> str:
     return str(document["error"]["message"])
 
 
-def test_what_can_not_be_honoured_is_refused_by_its_name() -> None:
-    async def scene(stage: Stage) -> None:
-        for path, field, changes in REFUSED:
-            told = await stage.post(question(path, **changes), path)
-            assert told.status_code == 400, (path, field, told.text)
-            assert problem_of(path, told).startswith(f"{field}: "), (field, told.text)
-        for path in (MESSAGES, RESPONSES, CHAT, GENERATE, "/v1/messages/count_tokens"):
-            for token, model, status in (("wrong", "", 401), ("token-a", "nobody", 404)):
-                told = await stage.post(question(path, model=model), path, token)
-                assert told.status_code == status and problem_of(path, told), (path, told.text)
-            assert "not JSON" in problem_of(path, await stage.client.post(path, content=b"{", headers=BEARER))
-        assert stage.asked == []
-
-    Stage().play(scene)
+@on_stage()
+async def test_what_can_not_be_honoured_is_refused_by_its_name(stage: Stage) -> None:
+    for path, field, changes in REFUSED:
+        told = await stage.post(question(path, **changes), path)
+        assert told.status_code == 400, (path, field, told.text)
+        assert problem_of(path, told).startswith(f"{field}: "), (field, told.text)
+    for path in (MESSAGES, RESPONSES, CHAT, GENERATE, "/v1/messages/count_tokens"):
+        for token, model, status in (("wrong", "", 401), ("token-a", "nobody", 404)):
+            told = await stage.post(question(path, model=model), path, token)
+            assert told.status_code == status and problem_of(path, told), (path, told.text)
+        assert "not JSON" in problem_of(path, await stage.client.post(path, content=b"{", headers=BEARER))
+    assert stage.asked == []
 
 
 def spoiled(value: Any) -> Iterator[Any]:
@@ -257,11 +160,11 @@ def spoiled(value: Any) -> Iterator[Any]:
                 yield {**value, key: other} if isinstance(value, dict) else [*value[:key], other, *value[key + 1 :]]
 
 
-@pytest.mark.parametrize(("path", "body"), [(MESSAGES, CLAUDE_CODE), (RESPONSES, CODEX), (CHAT, OLLAMA)])
-def test_any_document_is_answered_or_refused_by_name(path: str, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("path", AGENTS)
+def test_any_document_is_answered_or_refused_by_name(path: str) -> None:
     dialect = next(dialect for dialect in DIALECTS if dialect.path == path)
     refused = 0
-    for document in spoiled(body):
+    for document in spoiled(AGENTS[path]):
         try:
             dialect.read(document, lambda answer: [])
         except FieldRefused as problem:
@@ -270,84 +173,26 @@ def test_any_document_is_answered_or_refused_by_name(path: str, body: dict[str, 
     assert refused > 100
 
 
-BEARER = {"Authorization": "Bearer token-a"}
-
-
-def pieces(*deltas: dict[str, Any], finish: str, usage: dict[str, Any]) -> httpx2.Response:
-    """Return an answer as llama.cpp streams it."""
-    choices = [[{"index": 0, "delta": delta}] for delta in deltas]
-    choices += [[{"index": 0, "delta": {}, "finish_reason": finish}]]
-    events = [{"choices": choice} for choice in choices] + [{"choices": [], "usage": usage}]
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-    return httpx2.Response(200, content=body.encode())
-
-
 USAGE = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
 def thinks_and_calls(path: str, body: dict[str, Any]) -> httpx2.Response:
-    """Answer with a thought, a text and a call."""
+    """Answer with a thought, a text and a call, as llama.cpp does."""
     assert body["reasoning_format"] == "auto"
     if not body.get("stream"):
         choice = {"finish_reason": "tool_calls", "message": {**SAID, "tool_calls": [CALL]}}
         return httpx2.Response(200, json={"choices": [choice], "usage": USAGE})
-    texts = [{"reasoning_content": "A "}, {"reasoning_content": "file."}, {"content": "Let me"}, {"content": " see."}]
     begin = {"index": 0, "id": "call_1", "function": {"name": "Read", "arguments": '{"path"'}}
-    rest = {"index": 0, "function": {"arguments": ': "a.py"}'}}
-    return pieces(*texts, {"tool_calls": [begin]}, {"tool_calls": [rest]}, finish="tool_calls", usage=USAGE)
+    deltas: list[dict[str, Any]] = [{"reasoning_content": "A "}, {"reasoning_content": "file."}]
+    deltas += [{"content": "Let me"}, {"content": " see."}, {"tool_calls": [begin]}]
+    deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": ': "a.py"}'}}]}]
+    pieces: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    pieces += [{"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}, {"choices": [], "usage": USAGE}]
+    lines = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces)
+    return httpx2.Response(200, content=f"{lines}data: [DONE]\n\n".encode())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_official_clients_read_thoughts_texts_and_calls(stream: bool) -> None:
-    async def scene(stage: Stage) -> None:
-        claude, gpt, llama = clients(stage)
-        sent: dict[str, Any] = {"model": "helpdesk", "messages": [ASKED], "max_tokens": 64}
-        if stream:
-            async with claude.messages.stream(**sent) as told:
-                message = await told.get_final_message()
-        else:
-            message = await claude.messages.create(**sent)
-        thought, text, call = message.content
-        assert (thought.thinking, text.text) == ("A file.", "Let me see.")
-        assert (call.id, call.name, call.input) == ("call_1", "Read", {"path": "a.py"})
-        assert (message.stop_reason, message.model) == ("tool_use", "helpdesk@1")
-        assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (5, 4)
-        assert message.usage.output_tokens == 5
-
-        if stream:
-            async with gpt.responses.stream(model="helpdesk", input="hello") as answering:
-                numbers = [event.sequence_number async for event in answering]
-                response = await answering.get_final_response()
-            assert numbers == list(range(len(numbers)))
-        else:
-            response = await gpt.responses.create(model="helpdesk", input="hello")
-        reasoning, said_, called = response.output
-        assert reasoning.summary[0].text == "A file." and response.output_text == said_.content[0].text == "Let me see."
-        assert (called.call_id, called.name, called.arguments) == ("call_1", "Read", '{"path": "a.py"}')
-        assert (response.status, response.model, response.usage.total_tokens) == ("completed", "helpdesk@1", 14)
-        assert response.usage.input_tokens_details.cached_tokens == 4
-
-        answer: Any = await llama.chat("helpdesk", [ASKED], stream=stream)
-        parts = [part async for part in answer] if stream else [answer]
-        assert "".join(part.message.thinking or "" for part in parts) == "A file."
-        assert "".join(part.message.content for part in parts) == "Let me see."
-        ((called,),) = [part.message.tool_calls for part in parts if part.message.tool_calls]
-        assert (called.function.name, called.function.arguments) == ("Read", {"path": "a.py"})
-        last = parts[-1]
-        assert (last.done, last.done_reason, last.model, last.prompt_eval_count) == (True, "stop", "helpdesk@1", 9)
-        written: Any = await llama.generate("helpdesk", "hello", stream=stream)
-        wrote = [part async for part in written] if stream else [written]
-        assert "".join(part.response for part in wrote) == "Let me see." and wrote[-1].eval_count == 5
-
-    Stage(thinks_and_calls).play(scene)
-
-
-def clients(stage: Stage) -> tuple[Any, Any, Any]:
-    import anthropic  # here: the three take 2 s of the processor
-    import ollama
-    import openai
-
+def clients(stage: Stage) -> tuple[anthropic.AsyncAnthropic, openai.AsyncOpenAI, ollama.AsyncClient]:
     url = f"http://127.0.0.1:{PORT}"
     theirs = httpx2.AsyncClient(transport=httpx2.ASGITransport(stage.guard))
     return (
@@ -357,27 +202,65 @@ def clients(stage: Stage) -> tuple[Any, Any, Any]:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+@on_stage(answer=thinks_and_calls)
+async def test_the_official_clients_read_thoughts_texts_and_calls(stage: Stage, stream: bool) -> None:
+    claude, gpt, llama = clients(stage)
+    sent: dict[str, Any] = {"model": "helpdesk", "messages": [ASKED], "max_tokens": 64}
+    if stream:
+        async with claude.messages.stream(**sent) as told:
+            message = await told.get_final_message()
+    else:
+        message = await claude.messages.create(**sent)
+    thought, text, call = message.content
+    assert (thought.thinking, text.text) == ("A file.", "Let me see.")
+    assert (call.id, call.name, call.input) == ("call_1", "Read", {"path": "a.py"})
+    assert (message.stop_reason, message.model) == ("tool_use", "helpdesk@1")
+    assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (5, 4)
+    assert message.usage.output_tokens == 5
+
+    if stream:
+        async with gpt.responses.stream(model="helpdesk", input="hello") as answering:
+            numbers = [event.sequence_number async for event in answering]
+            response = await answering.get_final_response()
+        assert numbers == list(range(len(numbers)))
+    else:
+        response = await gpt.responses.create(model="helpdesk", input="hello")
+    reasoning, said_, called = response.output
+    assert reasoning.summary[0].text == "A file." and response.output_text == said_.content[0].text == "Let me see."
+    assert (called.call_id, called.name, called.arguments) == ("call_1", "Read", '{"path": "a.py"}')
+    assert (response.status, response.model, response.usage.total_tokens) == ("completed", "helpdesk@1", 14)
+    assert response.usage.input_tokens_details.cached_tokens == 4
+
+    answer: Any = await llama.chat("helpdesk", [ASKED], stream=stream)
+    parts = [part async for part in answer] if stream else [answer]
+    assert "".join(part.message.thinking or "" for part in parts) == "A file."
+    assert "".join(part.message.content for part in parts) == "Let me see."
+    ((called,),) = [part.message.tool_calls for part in parts if part.message.tool_calls]
+    assert (called.function.name, called.function.arguments) == ("Read", {"path": "a.py"})
+    last = parts[-1]
+    assert (last.done, last.done_reason, last.model, last.prompt_eval_count) == (True, "stop", "helpdesk@1", 9)
+    written: Any = await llama.generate("helpdesk", "hello", stream=stream)
+    wrote = [part async for part in written] if stream else [written]
+    assert "".join(part.response for part in wrote) == "Let me see." and wrote[-1].eval_count == 5
+
+
 def broken(path: str, body: dict[str, Any]) -> httpx2.Response:
     return httpx2.Response(200, content=b'data: {"choices": [{"delta": {"content": "ok"}}]}\n\ndata: {"error": {}}\n\n')
 
 
-@pytest.mark.slow
-def test_a_stream_that_breaks_off_says_so() -> None:
-    import anthropic
-    import ollama
-
-    async def scene(stage: Stage) -> None:
-        claude, gpt, llama = clients(stage)
-        with pytest.raises(anthropic.APIStatusError, match="model server failed"):
-            async with claude.messages.stream(model="helpdesk", messages=[ASKED], max_tokens=5) as told:  # type: ignore[list-item]
-                await told.get_final_message()
-        events = [event async for event in await gpt.responses.create(model="helpdesk", input="hello", stream=True)]
-        assert events[-1].type == "response.failed" and "model server failed" in events[-1].response.error.message
-        with pytest.raises(ollama.ResponseError, match="model server failed"):
-            async for _ in await llama.chat("helpdesk", [ASKED], stream=True):
-                pass
-
-    Stage(broken).play(scene)
+@on_stage(answer=broken)
+async def test_a_stream_that_breaks_off_says_so(stage: Stage) -> None:
+    claude, gpt, llama = clients(stage)
+    with pytest.raises(anthropic.APIStatusError, match="model server failed"):
+        async with claude.messages.stream(model="helpdesk", messages=[ASKED], max_tokens=5) as told:  # type: ignore[list-item]
+            await told.get_final_message()
+    events = [event async for event in await gpt.responses.create(model="helpdesk", input="hello", stream=True)]
+    assert events[-1].type == "response.failed" and "model server failed" in events[-1].response.error.message
+    with pytest.raises(ollama.ResponseError, match="model server failed"):
+        async for _ in await llama.chat("helpdesk", [ASKED], stream=True):
+            pass
 
 
 # An agent's session: a question, a call with its result, another question. Each request repeats what was before it.
@@ -386,7 +269,7 @@ FUNCTION = {"type": "function", "name": "Read", "parameters": SCHEMA}
 
 
 async def of_claude(stage: Stage) -> None:
-    claude, _, _ = clients(stage)
+    claude = clients(stage)[0]
     history: list[Any] = [ASKED]
     tools: Any = [{"name": "Read", "input_schema": SCHEMA}]
     for number in range(3):
@@ -401,7 +284,7 @@ async def of_claude(stage: Stage) -> None:
 
 
 async def of_codex(stage: Stage) -> None:
-    _, gpt, _ = clients(stage)
+    gpt = clients(stage)[1]
     history: list[Any] = [ASKED]
     for number in range(3):
         told = await gpt.responses.create(input=history, instructions="Be brief.", tools=[FUNCTION])  # type: ignore[call-overload]
@@ -411,7 +294,7 @@ async def of_codex(stage: Stage) -> None:
 
 async def of_a_chain(stage: Stage) -> None:
     """Only what is new is sent: the gateway has the rest."""
-    _, gpt, _ = clients(stage)
+    gpt = clients(stage)[1]
     previous = None
     result = {"type": "function_call_output", "call_id": "call_1", "output": "x = 1"}
     for asked in (ASKED, GO_ON, result):
@@ -425,7 +308,7 @@ async def of_a_chain(stage: Stage) -> None:
 
 
 async def of_ollama(stage: Stage) -> None:
-    _, _, llama = clients(stage)
+    llama = clients(stage)[2]
     history: list[Any] = [{"role": "system", "content": "Be brief."}, ASKED]
     for number in range(3):
         told = await llama.chat("helpdesk", history, tools=[TOOL])
@@ -434,7 +317,7 @@ async def of_ollama(stage: Stage) -> None:
 
 
 async def of_a_chat(stage: Stage) -> None:
-    _, gpt, _ = clients(stage)
+    gpt = clients(stage)[1]
     history: list[Any] = [{"role": "system", "content": "Be brief."}, ASKED]
     for number in range(3):
         told = await gpt.chat.completions.create(model="helpdesk", messages=history, tools=[TOOL])  # type: ignore[call-overload]
@@ -443,16 +326,12 @@ async def of_a_chat(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("session", [of_claude, of_codex, of_a_chain, of_ollama, of_a_chat])
-def test_a_session_is_one_row_with_its_calls(session: Callable[[Stage], Awaitable[None]]) -> None:
+@on_stage(captures=True)
+async def test_a_session_is_one_row_with_its_calls(stage: Stage, session: Callable[[Stage], Awaitable[None]]) -> None:
     called = {"finish_reason": "tool_calls", "message": {"role": "assistant", **SAID, "tool_calls": [CALL]}}
     answers = [said("Hello."), httpx2.Response(200, json={"choices": [called]}), said("x is 1.")]
-
-    async def scene(stage: Stage) -> None:
-        await session(stage)
-
-    stage = Stage(capture=Capture())
     stage.answer = lambda path, body: answers[len(stage.asked) - 1]
-    stage.play(scene)
+    await session(stage)
     rows = [json.loads(row) for _, _, row in stored()]
     roles = [message["role"] for message in rows[2]["messages"]]
     assert roles == ["system", "user", "assistant", "user", "assistant", "tool", "assistant"]
@@ -462,27 +341,24 @@ def test_a_session_is_one_row_with_its_calls(session: Callable[[Stage], Awaitabl
     assert (report["rows_in"], report["beginnings"], report["usable"]) == (3, 2, 1), report
 
 
-def test_one_client_has_nothing_of_another() -> None:
+@on_stage(captures=True)
+async def test_one_client_has_nothing_of_another(stage: Stage) -> None:
     """An answer that another client got is not known, whatever API asks for it or rates it."""
-
-    async def scene(stage: Stage) -> None:
-        for path in (MESSAGES, RESPONSES, CHAT, GENERATE):
-            told = await stage.post(question(path), path, x_hivetune_agent="Guard", x_session_id=path)
-            id = told.json()["id"]
-            assert told.headers["x-hivetune-captured"] == "yes"
-            for token, status in (("token-b", 404), ("token-a", 200)):
-                more = await stage.post({"input": "And?", "previous_response_id": id}, RESPONSES, token)
-                assert more.status_code == status, more.text
-                rated = await stage.post({"id": id, "rating": "up"}, "/v1/feedback", token)
-                assert rated.status_code == (202 if status == 200 else 404), rated.text
-        keyed = {"x-api-key": "token-b"}
-        assert (await stage.client.post(MESSAGES, json=question(MESSAGES), headers=keyed)).status_code == 200
-        twice = [("x-api-key", "token-a"), ("x-api-key", "token-b")]
-        assert (await stage.client.post(MESSAGES, json=question(MESSAGES), headers=twice)).status_code == 400
-        unknown = await stage.post({"input": "And?", "previous_response_id": "hive-0"}, RESPONSES)
-        assert unknown.status_code == 404 and "hive-0" in problem_of(RESPONSES, unknown)
-
-    Stage(capture=Capture()).play(scene)
+    for path in (MESSAGES, RESPONSES, CHAT, GENERATE):
+        told = await stage.post(question(path), path, x_hivetune_agent="Guard", x_session_id=path)
+        id = told.json()["id"]
+        assert told.headers["x-hivetune-captured"] == "yes"
+        for token, status in (("token-b", 404), ("token-a", 200)):
+            more = await stage.post({"input": "And?", "previous_response_id": id}, RESPONSES, token)
+            assert more.status_code == status, more.text
+            rated = await stage.post({"id": id, "rating": "up"}, "/v1/feedback", token)
+            assert rated.status_code == (202 if status == 200 else 404), rated.text
+    keyed = {"x-api-key": "token-b"}
+    assert (await stage.client.post(MESSAGES, json=question(MESSAGES), headers=keyed)).status_code == 200
+    twice = [("x-api-key", "token-a"), ("x-api-key", "token-b")]
+    assert (await stage.client.post(MESSAGES, json=question(MESSAGES), headers=twice)).status_code == 400
+    unknown = await stage.post({"input": "And?", "previous_response_id": "hive-0"}, RESPONSES)
+    assert unknown.status_code == 404 and "hive-0" in problem_of(RESPONSES, unknown)
     rows = [json.loads(row) for _, _, row in stored()]
     assert {row["client"] for row in rows} == {"a", "b"}
     named = {row.get("session_id") for row in rows if row.get("agent") == "guard"}
