@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,30 +15,17 @@ from hivetune.base.database import open_database, transaction
 from hivetune.data.forget import forget
 from hivetune.errors import NotThere, UsageError
 from hivetune.serve import capture
-from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, label_of, store_entries
+from hivetune.serve.capture import CapturedAnswer, Feedback, label_of, store_entries
 from hivetune.serve.guard import client_of, make_client
 
 BETTER = {"correction": "a better one"}
 ANSWER = {"role": "assistant", "content": "an answer"}
 FEEDBACK = "/v1/feedback"
+Said = list[dict[str, Any]]
 
 
 def rows() -> list[dict[str, Any]]:
     return [json.loads(row) for _, _, row in stored()]
-
-
-def captured(answer: Any, feedback: dict[str, Any] | None = None, **request: Any) -> dict[str, Any]:
-    """Return the row of one answer of the gateway, rated by its client."""
-
-    async def scene(stage: Stage) -> None:
-        told = await stage.ask(**request)
-        id = told.json()["id"] if not request.get("stream") else json.loads(told.text.split("\n")[0][6:])["id"]
-        if feedback is not None:
-            assert (await stage.post({"id": id, **feedback}, FEEDBACK)).status_code == 202
-
-    Stage(lambda path, body: answer, capture=Capture()).play(scene)
-    (row,) = rows()
-    return row
 
 
 @pytest.mark.parametrize(
@@ -51,13 +37,11 @@ def captured(answer: Any, feedback: dict[str, Any] | None = None, **request: Any
         ([BETTER, {"rating": "down"}], 1, "a better one"),  # of the answer that was given, not of the person's own
     ],
 )
-def test_a_rating_and_a_correction_come_in_any_order(
-    said: Sequence[dict[str, str]], feedback: int, answer: str
-) -> None:
+def test_a_rating_and_a_correction_come_in_any_order(said: Said, feedback: int, answer: str) -> None:
     with closing(open_database()) as database:
         entry = CapturedAnswer("hive-1", "a@1", QUESTION["messages"], ANSWER, finish="length", logprob=-1.0)
         assert store_entries(database, [entry]) == 1
-        store_entries(database, [Feedback("hive-1", "me", **each) for each in said])  # type: ignore[arg-type]
+        store_entries(database, [Feedback("hive-1", "me", **each) for each in said])
     ((found, text),) = stored("feedback, row")
     row = json.loads(text)
     assert (found, row["messages"][-1]["content"]) == (feedback, answer)
@@ -90,9 +74,9 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": "What is this?"},
 ODD = "a\u2028b\u2029c\x85d\x0ce\x1ff \U0001f600"  # where Python's rules end a line, an event does not
 
 
-def odd_stream() -> httpx2.Response:
-    line = json.dumps({"choices": [{"delta": {"content": ODD}}]}, ensure_ascii=False)
-    return httpx2.Response(200, content=f"data: {line}\r\n\r\ndata: [DONE]\n\n".encode())
+def stream_of(*pieces: dict[str, Any]) -> httpx2.Response:
+    lines = "".join(f"data: {json.dumps(piece, ensure_ascii=False)}\r\n\r\n" for piece in pieces)
+    return httpx2.Response(200, content=f"{lines}data: [DONE]\n\n".encode())
 
 
 @pytest.mark.parametrize(
@@ -104,68 +88,66 @@ def odd_stream() -> httpx2.Response:
         (said("Press the button."), {"messages": BEGUN}, "hello", "Press the button.", None),
         (events("the ", "button."), {"messages": BEGUN, "stream": True}, "hello", "Press the button.", None),
         (said("An insect."), {"messages": PARTS}, "What is this?\nA wasp.", "An insect.", None),  # as it was answered
-        (odd_stream(), {"stream": True}, "hello", ODD, None),
+        (stream_of({"choices": [{"delta": {"content": ODD}}]}), {"stream": True}, "hello", ODD, None),
     ],
 )
-def test_an_answer_is_stored_as_it_was_given(
-    answer: httpx2.Response, request_: dict[str, Any], question: str, text: str, finish: str | None
+@on_stage(captures=True)
+async def test_an_answer_is_stored_as_it_was_given(
+    stage: Stage, answer: Any, request_: dict[str, Any], question: str, text: str, finish: str | None
 ) -> None:
-    row = captured(answer, {"rating": "up"}, **request_)
+    stage.answer = lambda path, body: answer
+    told = await stage.ask(**request_)
+    id = told.json()["id"] if "stream" not in request_ else json.loads(told.text.split("\n")[0][6:])["id"]
+    assert (await stage.post({"id": id, "rating": "up"}, FEEDBACK)).status_code == 202
+    (row,) = rows()
     assert [message["content"] for message in row["messages"]] == [question, text]
     assert row.get("finish_reason") == finish and row["feedback"] == 1
 
 
 def test_tokens_of_streams_count() -> None:
     """They have a usage only if the client asks for it, so `hivetune_tokens_total` left most of them out."""
-    last = json.dumps({"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {"predicted_n": 7}})
-    answer = httpx2.Response(200, content=f"data: {last}\n\ndata: [DONE]\n\n".encode())
+    last = {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {"predicted_n": 7}}
 
     async def scene(stage: Stage) -> None:
         await stage.ask(stream=True)
         told = (await stage.client.get("/metrics", headers={"Authorization": "Bearer token-a"})).text
         assert 'hivetune_tokens_total{release="helpdesk@1"} 7.0' in told
 
-    Stage(lambda path, body: answer).play(scene)
+    Stage(lambda path, body: stream_of(last)).play(scene)
 
 
-def scored(*logprobs: float) -> dict[str, Any]:
-    return {"content": [{"token": "x", "logprob": each} for each in logprobs]}
+def scored(text: str, *logprobs: float) -> dict[str, Any]:
+    message = {"role": "assistant", "content": text}
+    return {"delta": message, "message": message, "logprobs": {"content": [{"logprob": each} for each in logprobs]}}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_mean_log_probability_of_an_answer_is_stored_and_shown_to_nobody_who_did_not_ask(stream: bool) -> None:
+@on_stage(captures=True)
+async def test_the_mean_log_probability_of_an_answer_is_stored_and_shown_to_nobody_who_did_not_ask(
+    stage: Stage, stream: bool
+) -> None:
     """A review finds by it the answers that the model was least certain of."""
-    choices = [{"delta": {"content": text}, "logprobs": scored(value)} for text, value in (("a", -0.5), ("b", -1.0))]
-    lines = [json.dumps({"choices": [choice]}) for choice in choices]
-    whole = {"message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop", "logprobs": scored(-0.5, -1.0)}
+    choices = [scored("a", -0.5), scored("b", -1.0)] if stream else [scored("ab", -0.5, -1.0)]
+    pieces = [{"choices": [choice]} for choice in choices]
 
     def answer(path: str, body: dict[str, Any]) -> httpx2.Response:
         assert (body["logprobs"], body["top_logprobs"]) == (True, 1)
-        told = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
-        return (
-            httpx2.Response(200, content=told.encode()) if stream else httpx2.Response(200, json={"choices": [whole]})
-        )
+        return stream_of(*pieces) if stream else httpx2.Response(200, json=pieces[0])
 
-    async def scene(stage: Stage) -> None:
-        for asks in (False, True):
-            more = {"logprobs": True, "top_logprobs": 1} if asks else {}
-            told = await stage.ask(stream=stream, **more)
-            assert ("-0.5" in told.text) == asks
-
-    Stage(answer, capture=Capture()).play(scene)
+    stage.answer = answer
+    for asks in (False, True):
+        more = {"logprobs": True, "top_logprobs": 1} if asks else {}
+        assert ("-0.5" in (await stage.ask(stream=stream, **more)).text) == asks
     assert [row["logprob"] for row in rows()] == [-0.75, -0.75]
 
 
-def test_tokens_are_scored_only_where_an_answer_is_captured_and_llama_cpp_can() -> None:
+@on_stage(captures=True)
+async def test_tokens_are_scored_only_where_an_answer_is_captured_and_llama_cpp_can(stage: Stage) -> None:
     tools = [{"type": "function", "function": {"name": "find"}}]
-
-    async def scene(stage: Stage) -> None:
-        await stage.ask(stream=True, tools=tools)
-        await stage.ask(tools=tools)
-        await stage.post(QUESTION, x_hivetune_capture="no")
-        assert ["logprobs" in body for _, body in stage.asked] == [False, True, False]
-
-    Stage(capture=Capture()).play(scene)
+    await stage.ask(stream=True, tools=tools)
+    await stage.ask(tools=tools)
+    await stage.post(QUESTION, x_hivetune_capture="no")
+    assert ["logprobs" in body for _, body in stage.asked] == [False, True, False]
     assert all("logprob" not in row for row in rows())
 
 
@@ -181,10 +163,10 @@ async def test_an_answer_is_durable_before_its_last_byte_leaves_unless_its_clien
         answer = await stage.post(QUESTION, x_hivetune_capture=wish)
         assert "x-hivetune-captured" not in answer.headers
     assert len(rows()) == 2
-    told = await stage.post({"id": answer.json().get("id", "x"), "rating": "so-so"}, FEEDBACK)
-    assert told.status_code == 400
-    told = await stage.post({"id": answer.json().get("id", "x"), "rating": "down", **BETTER}, FEEDBACK)
-    assert told.status_code == 404 and stage.watch.tallies["helpdesk@1"].complaints == 0
+    for rating, status in (("so-so", 400), ("down", 404)):
+        told = await stage.post({"id": answer.json().get("id", "x"), "rating": rating, **BETTER}, FEEDBACK)
+        assert told.status_code == status
+    assert stage.watch.tallies["helpdesk@1"].complaints == 0
 
 
 @on_stage(captures=True)
@@ -199,21 +181,19 @@ async def test_what_can_not_be_written_is_left_out_and_told(
     assert ": hivetune-captured: no" in (await stage.ask(stream=True)).text
 
 
-def test_an_answer_is_rated_and_corrected_by_its_own_client_alone() -> None:
-    async def scene(stage: Stage) -> None:
-        answer = (await stage.ask()).json()["id"]
-        correction = {"id": answer, "rating": "down", "correction": "what B wants to be learned"}
-        theirs = await stage.post(correction, FEEDBACK, token="token-b")
-        missing = await stage.post({**correction, "id": "hive-0"}, FEEDBACK, token="token-b")
-        assert (theirs.status_code, missing.status_code) == (404, 404)
-        assert theirs.json()["error"]["message"].replace(answer, "hive-0") == missing.json()["error"]["message"]
-        for empty in ("", " \n"):
-            told = await stage.post({**correction, "correction": empty}, FEEDBACK)
-            assert (told.status_code, told.json()["error"]["param"]) == (400, "correction")
-        ours = {"id": answer, "rating": "up", "correction": "what A says"}
-        assert (await stage.post(ours, FEEDBACK)).status_code == 202
-
-    Stage(capture=Capture()).play(scene)
+@on_stage(captures=True)
+async def test_an_answer_is_rated_and_corrected_by_its_own_client_alone(stage: Stage) -> None:
+    answer = (await stage.ask()).json()["id"]
+    correction = {"id": answer, "rating": "down", "correction": "what B wants to be learned"}
+    theirs = await stage.post(correction, FEEDBACK, token="token-b")
+    missing = await stage.post({**correction, "id": "hive-0"}, FEEDBACK, token="token-b")
+    assert (theirs.status_code, missing.status_code) == (404, 404)
+    assert theirs.json()["error"]["message"].replace(answer, "hive-0") == missing.json()["error"]["message"]
+    for empty in ("", " \n"):
+        told = await stage.post({**correction, "correction": empty}, FEEDBACK)
+        assert (told.status_code, told.json()["error"]["param"]) == (400, "correction")
+    ours = {"id": answer, "rating": "up", "correction": "what A says"}
+    assert (await stage.post(ours, FEEDBACK)).status_code == 202
     (row,) = rows()
     assert row["messages"][-1]["content"] == "what A says" and row["client"] == "a"
     with closing(open_database()) as database:
@@ -223,16 +203,13 @@ def test_an_answer_is_rated_and_corrected_by_its_own_client_alone() -> None:
                 label_of(database, answer, client)
 
 
-def test_names_are_redacted_and_can_be_forgotten_and_our_own_tokens_are_secrets() -> None:
+@on_stage(captures=True)
+async def test_names_are_redacted_and_can_be_forgotten_and_our_own_tokens_are_secrets(stage: Stage) -> None:
     token = "hive-" + "a1B2_" * 8 + "xyz"
-
-    async def scene(stage: Stage) -> None:
-        for user in ("ann@acme-widgets.com", "bob@acme-widgets.com", "plain-name"):
-            messages = [{"role": "user", "content": f"use {token} now"}]
-            more = {"user": user, "metadata": {"session_id": f"call of {user}"}}
-            assert (await stage.ask(messages=messages, **more)).status_code == 200
-
-    Stage(capture=Capture()).play(scene)
+    for user in ("ann@acme-widgets.com", "bob@acme-widgets.com", "plain-name"):
+        messages = [{"role": "user", "content": f"use {token} now"}]
+        more = {"user": user, "metadata": {"session_id": f"call of {user}"}}
+        assert (await stage.ask(messages=messages, **more)).status_code == 200
     users = {row["user_id"] for row in rows()}
     assert len(users) == 3 and "plain-name" in users
     assert "acme-widgets.com" not in json.dumps(rows()) and token not in json.dumps(rows())
@@ -243,16 +220,13 @@ def test_names_are_redacted_and_can_be_forgotten_and_our_own_tokens_are_secrets(
         assert store_entries(database, [entry]) == 0  # and stays away
 
 
-def test_a_name_in_a_header_may_have_any_letters() -> None:
+@on_stage(captures=True)
+async def test_a_name_in_a_header_may_have_any_letters(stage: Stage) -> None:
     """Headers were read as Latin-1, so the rows were stored under another agent."""
-
-    async def scene(stage: Stage) -> None:
-        named = {"X-Session-Id": "größe 1".encode(), "X-Hivetune-Agent": "Küche".encode()}
-        for header, more in ((named, {}), ({}, {"metadata": {"session_id": "größe 1", "agent": "Küche"}})):
-            headers = {b"Authorization": b"Bearer token-a", **{name.encode(): value for name, value in header.items()}}
-            assert (await stage.client.post(CHAT, json={**QUESTION, **more}, headers=headers)).status_code == 200
-        long = await stage.ask_as("token-a", X_Session_Id="x" * 5000)
-        assert (long.status_code, long.json()["error"]["param"]) == (400, "x-session-id")
-
-    Stage(capture=Capture()).play(scene)
+    named = {b"X-Session-Id": "größe 1".encode(), b"X-Hivetune-Agent": "Küche".encode()}
+    for headers, more in ((named, {}), ({}, {"metadata": {"session_id": "größe 1", "agent": "Küche"}})):
+        sent = {b"Authorization": b"Bearer token-a", **headers}
+        assert (await stage.client.post(CHAT, json={**QUESTION, **more}, headers=sent)).status_code == 200
+    long = await stage.ask_as("token-a", X_Session_Id="x" * 5000)
+    assert (long.status_code, long.json()["error"]["param"]) == (400, "x-session-id")
     assert [(row["session_id"], row["agent"]) for row in rows()] == [("größe 1", "küche")] * 2
