@@ -1,8 +1,5 @@
-"""The gateway's API: answers, models, feedback, metrics, health, and the chat page.
-
-Every answer names its release (`X-Hivetune-Release`, `system_fingerprint`) and has its own id, which feedback refers
-to. No prompt and no answer is ever written to a log.
-"""
+"""The gateway's API: answers, models, feedback, metrics, health, and the chat page. No prompt and no answer is ever
+written to a log."""
 
 import asyncio
 import contextlib
@@ -39,7 +36,9 @@ from hivetune.serve.servers import Keeper
 from hivetune.serve.watch import Watch
 
 DIALECTS: tuple[Dialect, ...] = (*OPENAI, RESPONSES, anthropic.ANTHROPIC, *ollama.OLLAMA)
-MAX_OPEN_PER_CLIENT = 1024  # requests at once, waiting ones included
+# Requests at once, waiting ones included: each holds a connection, of which a process has a limited number.
+MAX_OPEN_PER_CLIENT = 1024
+# Of a header: sessions are remembered, one for each slot.
 MAX_NAME_BYTES = 512
 RETRY_AFTER_S = 5
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
@@ -131,14 +130,16 @@ class Gateway:
                 begun = await _unless_disconnected(http, stack.enter_async_context(forward(self.keeper, request)))
                 if begun is None:
                     self._count("client_gone", request)
-                    return Response(status_code=499)  # nobody reads it
+                    # Nobody reads it.
+                    return Response(status_code=499)
                 if request.streams:
-                    # Its headers leave now: whether it is captured is told at its end.
-                    return _Stream(self._stream(request, begun), stack.pop_all(), request.headers, dialect.media_type)
+                    told = {"headers": request.headers, "media_type": dialect.media_type}
+                    return _Stream(self._stream(request, begun), stack.pop_all(), **told)
                 document, _ = await anext(begun)
                 await self._keep(request)
                 return JSONResponse(dialect.writer(request).whole(document), headers=request.headers)
-            except (UsageError, MachineNotFit):  # the client's mistake, or nothing is loaded: not the release's
+            # The client's mistake, or nothing is loaded: not the release's.
+            except (UsageError, MachineNotFit):
                 raise
             except HivetuneError:
                 self._failed("error", request)
@@ -147,10 +148,12 @@ class Gateway:
     async def _read(self, dialect: Dialect, http: HttpRequest) -> Request:
         """Return a request as its API says. Raises UsageError."""
         raw, client = await _raw_body(http), _client(http)
-        if self.keeper.live is not None:  # before it is parsed
+        # Before it is parsed, which takes the event loop from everybody.
+        if self.keeper.live is not None:
             refuse_larger(dialect.main_field, len(raw), self.keeper.live.context_tokens)
         document, recall = _document(raw), partial(messages_of, client=client)
-        if "previous_response_id" in document:  # it looks into hive.db
+        # What looks into hive.db may wait for the disk.
+        if "previous_response_id" in document:
             fields, ignored = await asyncio.to_thread(dialect.read, document, recall)
         else:
             fields, ignored = dialect.read(document, recall)
@@ -182,9 +185,11 @@ class Gateway:
         except (asyncio.CancelledError, GeneratorExit):
             self._count("client_gone", request)
             raise
-        await self._keep(request)  # before the client is told: whoever saw the end finds it captured
+        # Before the client is told: whoever saw the end finds it captured.
+        await self._keep(request)
         if request.captured == "no" and request.dialect.media_type == "text/event-stream":
-            yield b": hivetune-captured: no\n\n"  # a comment, as HTML's standard of event streams has them
+            # A comment, as HTML's standard of event streams has them: its headers have left.
+            yield b": hivetune-captured: no\n\n"
         yield writer.end()
 
     def _count(self, outcome: str, request: Request) -> None:
@@ -226,7 +231,11 @@ class Gateway:
             logprob=said.logprob,
             seconds=seconds,
         )
-        request.captured = "yes" if await self.capture.keep(entry) else "no"
+        try:
+            await self.capture.keep(entry)
+            request.captured = "yes"
+        except HivetuneError:  # its client is told, and /health says why
+            request.captured = "no"
 
     # ---- beside it
 
@@ -245,7 +254,7 @@ class Gateway:
         if self.capture is None:
             raise UsageError("answers are not captured, so none can be rated", hint="start the gateway with --capture")
         entry = Feedback(client=_client(http), **fields)
-        label = await self.capture.rate(entry)
+        label = await self.capture.keep(entry)
         if entry.rating == "down":
             self.watch.complained(label, entry.id)
         return JSONResponse({"id": entry.id, "release": label}, status_code=202)
@@ -316,16 +325,10 @@ def told_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, An
 
 class _Stream(StreamingResponse):
     """A stream that returns its slot however it ends: read to its end, abandoned by its client before the first byte or
-    later, or not read for `SLOW_CLIENT_S`."""
+    later, or not read for `SLOW_CLIENT_S`. `stack`: what it holds."""
 
-    def __init__(
-        self,
-        content: AsyncGenerator[bytes],
-        stack: contextlib.AsyncExitStack,
-        headers: Mapping[str, str],
-        media_type: str,
-    ):
-        super().__init__(content, media_type=media_type, headers=headers)
+    def __init__(self, content: AsyncGenerator[bytes], stack: contextlib.AsyncExitStack, **more: Any):
+        super().__init__(content, **more)
         self._stack, self._content = stack, content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -334,7 +337,8 @@ class _Stream(StreamingResponse):
                 await send(message)
 
         async with self._stack, contextlib.aclosing(self._content):
-            with contextlib.suppress(TimeoutError):  # it is told by its connection, which is closed now
+            # Who reads nothing is told by its connection, which is closed now.
+            with contextlib.suppress(TimeoutError):
                 await super().__call__(scope, receive, send_soon)
 
 
@@ -353,7 +357,8 @@ async def _unless_disconnected(http: HttpRequest, answer: Coroutine[Any, Any, _T
     finally:
         for task in (answering, going):
             task.cancel()
-        await asyncio.wait({answering, going})  # so that what they hold is given back before anything else is
+        # So that what they hold is given back before anything else is.
+        await asyncio.wait({answering, going})
 
 
 def _client(http: HttpRequest) -> str:
@@ -366,7 +371,8 @@ def _named(http: HttpRequest, header: str, fields: Mapping[str, Any], key: str) 
     value = http.headers.get(header, "")
     if len(value) > MAX_NAME_BYTES:
         raise FieldRefused(header, f"a header holds at most {MAX_NAME_BYTES} bytes")
-    with contextlib.suppress(UnicodeDecodeError):  # sent as UTF-8, and read as Latin-1 by the server
+    # Sent as UTF-8, and read as Latin-1 by the server.
+    with contextlib.suppress(UnicodeDecodeError):
         value = value.encode("latin-1").decode()
     told = (fields.get("metadata") or {}).get(key)
     named = value if value.strip() else told
@@ -395,7 +401,8 @@ def _document(raw: bytes) -> dict[str, Any]:
     """Return the JSON object of a body. Raises UsageError for other bodies, and for a key with two values."""
     try:
         document = json.loads(raw, parse_constant=refuse_constant, object_pairs_hook=unique_keys)
-        if b"\\ud" in raw.lower():  # a lone surrogate, which UTF-8 can't encode
+        # A lone surrogate can be written so, and is a text that UTF-8, and so the store, can't encode.
+        if b"\\ud" in raw.lower():
             document = json.loads(json.dumps(document, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}") from None

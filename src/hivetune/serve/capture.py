@@ -1,8 +1,6 @@
 """The capture of answers and feedback: redacted before they are stored, durable before they are counted, stored once.
 
-One thread writes, in order. The last byte of an answer is sent when the answer is durable. What can't be written,
-because the disk is full or another process holds the database for `KEEP_WAIT_S`, is left out and counted, and its
-answer says so.
+One thread writes, in order. What can't be written is left out and counted, and its answer says so.
 """
 
 import asyncio
@@ -21,7 +19,9 @@ from hivetune.data.intake.interactions import Batch, Delivery, change_row, commi
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 
 SOURCE = "gateway"
-KEEP_WAIT_S = 2.0  # an answer waits no longer for the disk
+# The last byte of an answer waits so long for the disk, or for another process that holds the database: around a kill
+# of the gateway, 26 of 442 answers were once given and never captured.
+KEEP_WAIT_S = 2.0
 
 # What redaction or the database raise for a value that no row can hold.
 _UNSTORABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, sqlite3.DataError)
@@ -33,8 +33,7 @@ Rating = Literal["up", "down"]
 class CapturedAnswer:
     """One request with its answer. `label`: the release that answered. `answer`: its message as the API gave it.
     `finish`: why it ended, by the API. `client`: the owner of the token, who alone may rate it. `keys`: what the
-    request declared; agent and category are stored, so that the row belongs to its domain. `logprob`: the mean
-    log-probability of the answer's tokens, by which a review finds those that the model was least certain of."""
+    request declared. `logprob`: the mean log-probability of the answer's tokens, None where it is not known."""
 
     id: str
     label: str
@@ -76,15 +75,7 @@ class Capture:
         """Store an entry in the thread; the result is the label of its release. Never waits."""
         return self._thread.submit(self._store, entry)
 
-    async def keep(self, entry: CapturedAnswer) -> bool:
-        """Return whether the answer is durable. Waits at most `KEEP_WAIT_S`."""
-        try:
-            await self.rate(entry)
-        except HivetuneError:
-            return False
-        return True
-
-    async def rate(self, entry: CapturedAnswer | Feedback) -> str:
+    async def keep(self, entry: CapturedAnswer | Feedback) -> str:
         """Store an entry and return the label of its release. Raises NotThere or UsageError for feedback that fits no
         answer, MachineNotFit for what is not stored within `KEEP_WAIT_S`."""
         stored = self.put(entry)
@@ -94,7 +85,8 @@ class Capture:
                 return await asyncio.shield(asyncio.wrap_future(stored))
         except TimeoutError:
             # No queue: what waits for a disk is lost with the process, after its client was told "later".
-            self.left_out += stored.cancel()  # else it is being written, and counts when it is
+            # Else it is being written, and counts when it is.
+            self.left_out += stored.cancel()
             raise MachineNotFit("it can't be stored now", hint="try again later; /health says what is wrong") from None
 
     def close(self) -> None:
@@ -109,9 +101,10 @@ class Capture:
     def _store(self, entry: CapturedAnswer | Feedback) -> str:
         try:
             self._database = self._database or open_database()
-            label = (
-                entry.label if isinstance(entry, CapturedAnswer) else label_of(self._database, entry.id, entry.client)
-            )
+            if isinstance(entry, Feedback):
+                label = label_of(self._database, entry.id, entry.client)
+            else:
+                label = entry.label
             self.captured += store_entries(self._database, [entry])
             self.problem = ""
             return label
@@ -120,7 +113,8 @@ class Capture:
         except _UNSTORABLE as error:
             self.left_out += 1
             raise MachineNotFit(f"it can't be stored: {type(error).__name__}") from None
-        except (HivetuneError, sqlite3.Error, OSError) as error:  # a full disk, a busy database
+        # A full disk, a busy database.
+        except (HivetuneError, sqlite3.Error, OSError) as error:
             self.left_out += 1
             self.problem = str(error)
             raise MachineNotFit(f"it can't be stored now: {error}", hint="try again later") from None
@@ -157,35 +151,34 @@ def messages_of(answer: str, client: str) -> list[dict[str, Any]]:
 
 
 def _delivery(entry: CapturedAnswer) -> Delivery:
-    row: dict[str, Any] = {
-        "messages": [*entry.messages, entry.answer],
-        "answered_by": entry.label,  # not a person's words: docs/serve.md says when it is learned from
-        "latency_s": round(entry.seconds, 3),
-    }
-    if entry.finish == "length":
-        row["finish_reason"] = entry.finish  # its end is never learned as one, whoever approves it
-    if entry.tools:
-        row["tools"] = list(entry.tools)
+    """Return an answer as a row to store."""
+    # `answered_by`: these are not a person's words, so they are learned only where docs/serve.md says.
+    row: dict[str, Any] = {"messages": [*entry.messages, entry.answer], "answered_by": entry.label}
+    row["latency_s"] = round(entry.seconds, 3)
+    # An end that a limit made is never learned as one, whoever approves it.
+    row |= {"finish_reason": "length"} if entry.finish == "length" else {}
+    row |= {"tools": list(entry.tools)} if entry.tools else {}
+    # By these the row belongs to its domain.
     row |= {kind: entry.keys[kind] for kind in ("agent", "category") if kind in entry.keys}
-    clean: Any = redact_value(redact_value(row, SECRETS), PERSONAL)
+    clean: Any = _redacted(row)
     clean |= {"id": entry.id, "timestamp": round(entry.time, 3)}
-    if entry.logprob is not None:
-        clean["logprob"] = round(entry.logprob, 4)
-    for key, value in (("session_id", entry.session), ("user_id", entry.user)):
-        if value is not None:
-            clean[key] = redacted_name(value)  # by which a user or a session can be forgotten
-    if entry.client:
-        clean["client"] = entry.client
+    # By it a review finds the answers that the model was least certain of.
+    clean |= {} if entry.logprob is None else {"logprob": round(entry.logprob, 4)}
+    # By these names a user or a session can be forgotten.
+    names = {"session_id": entry.session, "user_id": entry.user}
+    clean |= {key: redacted_name(value) for key, value in names.items() if value is not None}
+    clean |= {"client": entry.client} if entry.client else {}
     source = f"{SOURCE}:{entry.label}"
     return Delivery(source, source, clean, id=entry.id, time=entry.time)
 
 
 def _join(database: sqlite3.Connection, entry: Feedback) -> None:
     """Store feedback beside its answer and in it. A correction replaces the answer, which becomes `rejected_answer`."""
-    correction, reason = _clean(entry.correction), _clean(entry.reason)
+    correction, reason = (None if text is None else _clean(text) for text in (entry.correction, entry.reason))
     with transaction(database):
         stored = database.execute("SELECT row, source FROM interactions WHERE id = ?", (entry.id,)).fetchone()
-        if stored is None:  # it was not captured, or was forgotten
+        # It was not captured, or was forgotten.
+        if stored is None:
             return
         label = str(stored[1]).removeprefix(f"{SOURCE}:")
         database.execute(
@@ -208,7 +201,8 @@ def rate_row(row: Mapping[str, Any], rating: Rating) -> dict[str, Any]:
     return {**row, "feedback": 1 if rating == "up" or "rejected_answer" in row else -1}
 
 
-_OF_THE_ANSWER = ("answered_by", "finish_reason", "logprob")  # which a correction has not
+# Which a correction has not.
+_OF_THE_ANSWER = ("answered_by", "finish_reason", "logprob")
 
 
 def correct_row(row: Mapping[str, Any], correction: str) -> dict[str, Any]:
@@ -221,13 +215,14 @@ def correct_row(row: Mapping[str, Any], correction: str) -> dict[str, Any]:
         raise UsageError("an empty text corrects nothing")
     kept = {key: value for key, value in row.items() if key not in _OF_THE_ANSWER}
     kept.setdefault("rejected_answer", messages[-1])
-    answer = {"role": "assistant", "content": _clean(correction) or ""}
+    answer = {"role": "assistant", "content": _clean(correction)}
     return {**kept, "messages": [*messages[:-1], answer], "feedback": 1}
 
 
-def _clean(text: str | None) -> str | None:
+def _clean(text: str) -> str:
     """Return the text redacted, without characters that UTF-8 can't encode."""
-    if text is None:
-        return None
-    clean: Any = redact_value(redact_value(text, SECRETS), PERSONAL)
-    return str(clean).encode("utf-8", "replace").decode()
+    return str(_redacted(text)).encode("utf-8", "replace").decode()
+
+
+def _redacted(value: Any) -> Any:
+    return redact_value(redact_value(value, SECRETS), PERSONAL)

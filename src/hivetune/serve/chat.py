@@ -94,7 +94,8 @@ class Chat:
                 self.capture.put(entry)
         except KeyboardInterrupt:
             write(" (stopped)\n")
-        except UsageError as error:  # such as a conversation that is longer than the context
+        # Such as a conversation that is longer than the context.
+        except UsageError as error:
             write(f"({error.message}; /new starts a new conversation)\n")
             self.messages = before
 
@@ -136,7 +137,8 @@ def trained_prompt(name: str, run: Path | None) -> str | None:
     return prompt
 
 
-MAX_ROWS = 1000  # reading the info of one takes 50 us
+# Reading the info of one takes 50 us.
+MAX_ROWS = 1000
 
 
 def most_prompt(snapshot: Snapshot) -> str | None:

@@ -14,8 +14,10 @@ from typing_extensions import TypedDict  # pydantic reads typing's own only from
 
 from hivetune.errors import UsageError
 
-MAX_TOKENS = 1 << 20  # of an answer; its slot's context ends it before
-MAX_LOGPROBS = 20  # as OpenAI's API; 100,000 of a token gave an answer of 53 MB and held up the next one for 31 s
+# Of an answer; its slot's context ends it before.
+MAX_TOKENS = 1 << 20
+# As OpenAI's API; 100,000 of a token gave an answer of 53 MB and held up the next one for 31 s.
+MAX_LOGPROBS = 20
 # llama.cpp makes a grammar of a schema, which grows with each repetition.
 SCHEMA_DEPTH, SCHEMA_VALUES, SCHEMA_REPEATS, SCHEMA_PATTERN_CHARS = 32, 2000, 1000, 256
 _GENERIC = re.compile(r"(?:str|list\[.*|Literal\[.*|constrained-.*|function-.*|bool|int|float)\Z")
@@ -25,22 +27,16 @@ class FieldRefused(UsageError):
     """A field of a request is unknown, out of range or unsupported. `field`: its path in the request. `code`: the API's
     name of the error, which clients know."""
 
-    code: str | None = None
-
-    def __init__(self, field: str, reason: str, hint: str = "docs/serve.md lists the fields and their ranges"):
-        super().__init__(f"{field}: {reason}", hint=hint)
-        self.field = field
+    def __init__(self, field: str, reason: str, hint: str = "", code: str | None = None):
+        super().__init__(f"{field}: {reason}", hint=hint or "docs/serve.md lists the fields and their ranges")
+        self.field, self.code = field, code
 
 
-class TooLong(FieldRefused):
-    """A prompt does not fit into the context."""
-
-    code = "context_length_exceeded"
-
-    def __init__(self, field: str, what: str, context_tokens: int):
-        reason = f"{what} do not fit into the context of {context_tokens:,} tokens"
-        hint = "shorten it; hivetune serve --context N gives as many as the model can use"
-        super().__init__(field, reason, hint=hint)
+def too_long(field: str, what: str, context_tokens: int) -> FieldRefused:
+    """Return the error of a prompt that does not fit into the context."""
+    reason = f"{what} do not fit into the context of {context_tokens:,} tokens"
+    hint = "shorten it; hivetune serve --context N gives as many as the model can use"
+    return FieldRefused(field, reason, hint, "context_length_exceeded")
 
 
 # Keywords of JSON Schema that llama.cpp's grammar leaves out in silence: an answer may break them.
@@ -51,11 +47,14 @@ _NOT_ENFORCED = frozenset(
         *("minProperties", "maxProperties"),
     )
 )
-_RANGES = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))  # enforced for integers only
+# Enforced for integers only.
+_RANGES = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
 _FORMATS = frozenset(("date", "time", "date-time", "uuid"))
 _REPEATS = frozenset(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"))
-_MAPS = frozenset(("properties", "$defs", "definitions"))  # whose keys are names
-_VALUES = frozenset(("enum", "const", "default", "examples"))  # which hold no schemas
+# Whose keys are names.
+_MAPS = frozenset(("properties", "$defs", "definitions"))
+# Which hold no schemas.
+_VALUES = frozenset(("enum", "const", "default", "examples"))
 
 
 def _check_schema(schema: Any, *, strict: bool = False) -> Any:
@@ -119,7 +118,8 @@ def _an_object(arguments: str) -> str:
         is_object = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         is_object = False
-    if not is_object:  # llama.cpp would answer 500, as if the release had failed
+    # llama.cpp would answer 500, as if the release had failed.
+    if not is_object:
         raise ValueError("the arguments of a call are a JSON object")
     return text
 
@@ -131,7 +131,8 @@ def _whole(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def _not_blank(text: str) -> str:
-    if not text.strip():  # it would take the place of an answer
+    # It would take the place of an answer.
+    if not text.strip():
         raise ValueError("an empty text corrects nothing; leave it out")
     return text
 
@@ -181,8 +182,10 @@ _TURN = _object(
     name=_NAME,
     tool_calls=_list(_CALL),
     tool_call_id=_NAME,
-    reasoning_content=str,  # the template keeps or drops it
-    annotations=_list(None, 0),  # the official client sends its own message objects back, where it is empty
+    # The template keeps or drops it.
+    reasoning_content=str,
+    # The official client sends its own message objects back, where it is empty.
+    annotations=_list(None, 0),
 )
 _FUNCTION = _object({"name": _NAME}, description=str, strict=bool, parameters=_SCHEMA)
 _TOOL = _object({"type": Literal["function"], "function": _checked(_FUNCTION, _enforced)})
@@ -278,7 +281,8 @@ def checked_fields(fields: Api, body: Mapping[str, Any]) -> dict[str, Any]:
         if "content" not in turn and not turn.get("tool_calls"):
             raise FieldRefused(f"messages[{number}].content", "a message has a content or tool_calls")
     choice = sent.get("tool_choice")
-    if isinstance(choice, dict):  # llama.cpp takes it for "auto"
+    # llama.cpp takes it for "auto".
+    if isinstance(choice, dict):
         named = [tool for tool in sent.get("tools", ()) if tool["function"]["name"] == choice["function"]["name"]]
         sent |= {"tools": named, "tool_choice": "required"}
     if sent.get("tool_choice") == "required" and not sent.get("tools"):
@@ -297,7 +301,8 @@ def ignored_fields(sent: Mapping[str, Any], template: str) -> list[str]:
 def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str = "") -> dict[str, Any]:
     """Return the fields for the model server. `template`: the model's chat template. Raises FieldRefused for tools that
     it has no place for."""
-    if not takes_tools:  # it would leave them out without a word
+    # It would leave them out without a word.
+    if not takes_tools:
         used = ["tools"] if sent.get("tools") else []
         used += ["tool_choice"] if sent.get("tool_choice") not in (None, "none", "auto") else []
         turns = enumerate(sent.get("messages", ()))

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.serve.fields import TooLong, ignored_fields, upstream_fields
+from hivetune.serve.fields import ignored_fields, too_long, upstream_fields
 from hivetune.serve.request import Block, Request
 from hivetune.serve.route import GREEDY
 from hivetune.serve.servers import BackendRetired, Keeper, LiveBackend
@@ -121,7 +121,8 @@ async def _pieces(request: Request, response: httpx2.Response, ticket: Ticket) -
             if text == b"[DONE]":
                 return
             piece = _read(request, text)
-            ticket.answering = True  # its prompt is computed
+            # Its prompt is computed.
+            ticket.answering = True
             yield piece
     raise Broken("the model server's answer ended early")
 
@@ -173,7 +174,7 @@ async def num_tokens(live: LiveBackend, fields: Mapping[str, Any]) -> int:
 def refuse_larger(field: str, size_bytes: int, context_tokens: int) -> None:
     """Raise FieldRefused for a request that no context of so many tokens holds."""
     if size_bytes > MAX_BYTES_PER_TOKEN * context_tokens:
-        raise TooLong(field, f"{size_bytes:,} bytes", context_tokens)
+        raise too_long(field, f"{size_bytes:,} bytes", context_tokens)
 
 
 def _refusal(status: int, raw: bytes, field: str) -> HivetuneError:
@@ -182,10 +183,11 @@ def _refusal(status: int, raw: bytes, field: str) -> HivetuneError:
         document = json.loads(raw)
         error = document["error"]
         if error["type"] == "exceed_context_size_error":
-            return TooLong(field, f"{int(error['n_prompt_tokens']):,} tokens", int(error["n_ctx"]))
+            return too_long(field, f"{int(error['n_prompt_tokens']):,} tokens", int(error["n_ctx"]))
     except (ValueError, RecursionError):
         document = {}
-    except (KeyError, TypeError):  # another error, or of another server
+    # Another error, or of another server.
+    except (KeyError, TypeError):
         pass
     message = _message(document) or raw[:500].decode(errors="replace") or "refused"
     if status in _CLIENT_ERRORS:

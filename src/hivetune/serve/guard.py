@@ -1,7 +1,6 @@
 """The guard of every request, and the clients whose tokens it knows.
 
-It checks Host, Origin, size and token on every path before anything else reads the request. Each door has its own
-tokens, since a client of the API may not use the dashboard.
+It checks Host, Origin, size and token on every path before anything else reads the request.
 """
 
 import asyncio
@@ -16,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,12 +30,14 @@ LIMIT_BYTES = 8 << 20
 # Of a client that reads no answer, or goes on sending what was refused. A slow reader holds up whoever needs another
 # adapter.
 SLOW_CLIENT_S = 30.0
+# int() also takes signs, underscores and other alphabets' digits, which a proxy reads otherwise.
 _SIZE = re.compile("[0-9]{1,18}")
 # Paths without a token: the page itself holds nothing, and /login is where a browser brings its token.
 OPEN = frozenset({"/", "/health", "/login", "/chat.js", "/chat.css"})
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"same-origin"),  # with no-referrer a browser sends `Origin: null` with a form of our own
+    # With no-referrer a browser sends `Origin: null` with a form of our own.
+    (b"referrer-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
     (
         b"content-security-policy",
@@ -45,8 +47,7 @@ HEADERS = (
 )
 
 
-@dataclass(frozen=True)
-class Client:
+class Client(NamedTuple):
     """A client of the gateway. `revoked`: when its token was revoked, or None."""
 
     name: str
@@ -69,11 +70,10 @@ def make_client(database: sqlite3.Connection, name: str) -> str:
 
 def revoke_client(database: sqlite3.Connection, name: str) -> None:
     """Refuse the client's token from its next request on. Raises UsageError for an unknown client."""
+    statement = "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL"
     with transaction(database):
-        changed = database.execute(
-            "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL", (time.time(), name)
-        ).rowcount
-    if not changed:
+        revoked = database.execute(statement, (time.time(), name)).rowcount
+    if not revoked:
         names = ", ".join(client.name for client in clients(database) if client.revoked is None) or "none"
         raise UsageError(f"no client is called {name!r}", hint=f"there are: {names}")
 
@@ -84,9 +84,10 @@ def clients(database: sqlite3.Connection) -> list[Client]:
 
 
 def client_of(database: sqlite3.Connection, token: str) -> str | None:
-    """Return the name of the client that holds `token`, or None. Hashes are compared in constant time."""
+    """Return the name of the client that holds `token`, or None."""
     digest, holder = _hash(token), None
     for name, stored in database.execute("SELECT name, token_sha256 FROM clients WHERE revoked IS NULL"):
+        # All in constant time: else the time of a refusal would tell how much of a hash is right.
         if hmac.compare_digest(stored, digest):
             holder = str(name)
     return holder
@@ -99,7 +100,8 @@ def _hash(token: str) -> str:
 
 
 def cookie_of_home(kind: str = "hivetune") -> str:
-    """Return the name of this home's cookie: the servers of two homes have two ports, which share their cookies."""
+    """Return the name of this home's cookie."""
+    # The servers of two homes have two ports, which share their cookies.
     return f"{kind}-{sha256_bytes(os.fsencode(home()))[:8]}"
 
 
@@ -145,7 +147,8 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, str] | None:
         """Return status, message and where a browser is sent instead, or None for a request that may pass."""
         names = [name for name, _ in scope["headers"]]
-        if names.count(b"authorization") > 1 or names.count(b"x-api-key") > 1:  # h11 refuses two of the others
+        # Of two tokens a proxy may have checked the other one. h11 refuses two lengths and two hosts.
+        if names.count(b"authorization") > 1 or names.count(b"x-api-key") > 1:
             return 400, "a request has one token", ""
         # A page of another site can reach a port of this machine through a rebound name, a form or a script. Host and
         # Origin reveal that, on every path without exception: CVE-2025-14279 and CVE-2026-2611 were one too few.
@@ -154,12 +157,12 @@ class Guard:
             named = ascii(host)[1:-1][:100] or "none"
             message = f"the Host {named} is not served here; if it is yours: hivetune serve --allow-host {named}"
             return 421, message, ""
-        origin = headers.get("origin")
-        if origin is not None and origin.lower().partition("://")[2] not in self.hosts:
+        if "origin" in headers and headers["origin"].lower().partition("://")[2] not in self.hosts:
             return 403, "requests from other sites are refused", ""
         size = headers.get("content-length", "0")
         if not _SIZE.fullmatch(size) or int(size) > LIMIT_BYTES:
             return 413, f"a request holds at most {LIMIT_BYTES:,} bytes", ""
+        # Each door has its own tokens: a client of the API may not use the dashboard.
         path = scope["path"]
         door = next((door for door in self.doors if f"{path}/".startswith(f"{door.below}/")), None)
         try:

@@ -114,13 +114,12 @@ class Said:
 class Request:
     """A request, and what becomes of it.
 
-    Read: `dialect`, its API; `document`, as it was sent; `fields`, checked (fields.py); `ignored`, the client's names
-    of what has no effect; `client`, who holds the token; `session`, as the client names it; `declared`, its agent,
-    category and system prompt; `captures`, whether the answer is stored.
-    Answered: `label` of the release, noted before it is asked, so that an early failure counts against it too; `said`;
-    `captured`, yes or no.
+    `document`: as it was sent. `fields`: checked (fields.py). `ignored`: the client's names of what has no effect.
+    `client`: who holds the token. `session`: as the client names it. `declared`: its agent, category and system prompt.
+    `captures`: whether the answer is stored, and `captured`, yes or no, whether it was. `label`: of its release.
     """
 
+    # What the API has read of it.
     dialect: "Dialect"
     document: Mapping[str, Any]
     fields: Mapping[str, Any]
@@ -132,6 +131,7 @@ class Request:
     captures: bool = False
     id: str = field(default_factory=lambda: f"hive-{secrets.token_hex(12)}")
     started_s: float = field(default_factory=time.monotonic)
+    # What became of it. The label is noted before the release is asked: an early failure counts against it too.
     label: str = ""
     said: Said = field(default_factory=Said)
     captured: str = ""
@@ -142,7 +142,8 @@ class Request:
 
     @property
     def owner(self) -> str:
-        """Return whose session it is. Those of two clients are different, whatever their names are."""
+        """Return whose session it is."""
+        # Those of two clients are different, whatever their names are.
         return f"{self.client}\0{self.session or self.id}"
 
     @property
@@ -185,8 +186,7 @@ class Writer:
 
 
 class Read(NamedTuple):
-    """What a request says: its checked fields, and what has no effect of what the client sent, by the client's
-    names."""
+    """What a request says: its checked fields, and the client's names of what has no effect."""
 
     fields: dict[str, Any]
     ignored: dict[str, None]

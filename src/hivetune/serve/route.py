@@ -1,7 +1,6 @@
 """What should be served, and which release a request's `model` means. All of it comes from the registry.
 
-One base model is served with its adapters: of each name the champion, the one before it and the candidate. The champion
-is what should answer.
+One base model is served with its adapters: of each name the champion, the one before it and the candidate.
 """
 
 import contextlib
@@ -17,7 +16,8 @@ from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.release.registry import Release, desired, find, gguf_adapter, releases
 
 BASE = "base"
-GREEDY: Mapping[str, Any] = {"temperature": 0.0}  # as every evaluation asks: judge/worker
+# As every evaluation asks: judge/worker.
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 _LOADED_ALIASES = frozenset(("champion", "previous", "candidate"))
 
 
@@ -88,8 +88,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
     """Read from the registry what should be served, of `names` (and their domains) or of every name with a champion.
 
     A release that is damaged, has no GGUF adapter or stands on another base than the first name's champion is left out
-    and `refused`. A champion that can't be served is replaced by the previous one. Raises UsageError for a version, and
-    a name that is not registered.
+    and `refused`. Raises UsageError for a version, and a name that is not registered.
     """
     for name in names:
         bare, at, _ = name.partition("@")
@@ -100,12 +99,14 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
     found, base, served = Wanted(), ("", ""), dict[str, Path]()
     for name, version in sorted(desired(database).items()):
         all_releases = releases(database, name)
+        # What should answer; the one before it does where it can't be served.
         champion = next(release for release in all_releases if release.version == version)
         domain = champion.proof.get("domain")
         if names and name not in names and (domain is None or domain["of"] not in names):
             continue
         base = base if served else (champion.model, champion.model_sha256)
-        usable: dict[str, str] = {}  # alias -> label
+        # Alias -> label.
+        usable: dict[str, str] = {}
         for release in all_releases:
             label = release.label
             if release.withdrawn:
@@ -138,10 +139,11 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
 
 
 def adapter_of(release: Release, base: tuple[str, str] | None = None) -> Path:
-    """Return the release's adapter as GGUF. Its files are hashed again only when one changed. Raises HivetuneError when
-    it is damaged, UsageError when it has none or stands on another base than `base`, by name and hash."""
+    """Return the release's adapter as GGUF. Raises HivetuneError when it is damaged, UsageError when it has none or
+    stands on another base than `base`, by name and hash."""
     if base not in (None, (release.model, release.model_sha256)):
         raise UsageError(f"it stands on {release.model}; a gateway serves one base: hivetune serve {release.name}")
+    # Its files are hashed again only when one changed.
     release.check()
     return gguf_adapter(release)
 
@@ -181,7 +183,8 @@ class Routes:
             label = by_alias[which].get(name) if which in by_alias else model
         else:
             label = self._champion_or_canary(self._domain(name, declared or {}), session)
-        if label in self.labels:  # a release precedes a base model of the same name
+        # A release precedes a base model of the same name.
+        if label in self.labels:
             return str(label)
         if model in (BASE, self.base):
             return BASE

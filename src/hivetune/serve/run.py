@@ -36,11 +36,13 @@ _OTHER_SERVES = "it serves this home already, and takes up promotions by itself;
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHUTDOWN_S = 10
 HTTP_PORT = 80
+# Many systems begin with 1,024 open files, and a thousand silent connections once kept every client out.
 MAX_FILES = 1 << 16
 # Tokens of a prompt that are computed at once. Beside a prompt of 2,700 tokens a short request of another adapter waits
 # for one such piece: a second for a model of 135 million weights on two cores, where llama.cpp's 2,048 take eight.
 PROMPT_BATCH = 256
-READ_AGAIN_S = 30.0  # a watch ends without a change of hive.db
+# A watch ends without a change of hive.db.
+READ_AGAIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,6 @@ def run_gateway(
     with closing(open_database()) as database:
         wanted(database, settings.names)
     with lock(gateway_folder(), hint=_OTHER_SERVES), closing(listen_on(settings.host, settings.port)) as listening:
-        # Many systems begin with 1,024 open files, and a thousand silent connections once kept every client out.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, MAX_FILES), most))
         write_loaded(())
@@ -103,7 +104,8 @@ def run_gateway(
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
             server_header=False,
-            proxy_headers=False,  # the guard checks what the client sent, not what a header says it sent
+            # The guard checks what the client sent, not what a header says that it sent.
+            proxy_headers=False,
         )
         server = uvicorn.Server(config)
         gateway.stop = partial(setattr, server, "should_exit", True)
@@ -116,8 +118,7 @@ def run_gateway(
 def guarded(
     gateway: Gateway, settings: GatewaySettings, port: int, add: Callable[[], Addition] | None = None
 ) -> ASGIApp:
-    """Return the gateway with its page, and what is added unless other machines can reach it, behind the guard. One
-    connection to hive.db checks all tokens."""
+    """Return the gateway with its page, and what is added unless other machines can reach it, behind the guard."""
     app = gateway.app()
     additions = [add()] if add is not None and is_loopback(settings.host) else []
     app.router.routes += [*page_routes(), *(route for added in additions for route in added.routes)]
@@ -134,7 +135,8 @@ def is_loopback(host: str) -> bool:
 
 def own_hosts(names: Sequence[str], port: int) -> frozenset[str]:
     """Return the values of the Host header that mean this server."""
-    bare = {_bracketed(name) for name in names} if port == HTTP_PORT else set()  # clients leave the usual port out
+    # Clients leave the usual port out.
+    bare = {_bracketed(name) for name in names} if port == HTTP_PORT else set()
     return frozenset({f"{_bracketed(name)}:{port}" for name in names} | bare)
 
 
@@ -152,6 +154,7 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
         device=deployment.device,
         batch_tokens=PROMPT_BATCH,
     )
+    # Where it does not fit, the kernel might end the run that has the card.
     if deployment.device == "cpu" and base.stat().st_size > psutil.virtual_memory().available:
         raise MachineNotFit(
             f"{settings.card} is used for training, and {deployment.model} does not fit into the main memory meanwhile",
@@ -197,7 +200,8 @@ class Registry:
                     due |= due_watches(database, name, canary=self._settings.canary > 0, now=time.time())
             self._watch.keep(due)
             self._seen = version, now_s
-        with contextlib.suppress(HivetuneError, sqlite3.Error):  # a full disk: the counts are kept, and saved later
+        # On a full disk the counts are kept, and saved later.
+        with contextlib.suppress(HivetuneError, sqlite3.Error):
             self._watch.save_now_and_then(now_s)
         return placed(self._state, self._settings.card)
 
@@ -212,7 +216,8 @@ def placed(state: Wanted, card: str) -> Wanted:
 
 
 def _roll_back(label: str, reason: str) -> None:
-    """Roll the champion back, or withdraw the candidate, if it still is that: a person may have been faster."""
+    """Roll the champion back, or withdraw the candidate, if it still is that."""
+    # A person may have been faster, which the registry refuses.
     with closing(open_database()) as database, contextlib.suppress(UsageError):
         if "candidate" in find(database, label).aliases:
             withdraw(database, label, by="gateway", reason=reason)

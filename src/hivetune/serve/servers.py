@@ -1,8 +1,6 @@
 """The model servers: what is loaded is made equal to what the registry wants, without losing a request.
 
-One server answers; while another one starts, and while the one before ends, there are more. The keeper's only state is
-the registry and the running processes, so after a crash of the gateway or of a server the same function finds the
-difference and mends it.
+One server answers; while another one starts, and while the one before ends, there are more.
 """
 
 import asyncio
@@ -22,17 +20,20 @@ from hivetune.llama.backend import CONTEXT_TOKENS, Backend
 from hivetune.serve.route import BASE, Deployment, Routes, Wanted
 from hivetune.serve.turns import Ticket, Turns
 
-MAX_WAIT_S = 2.0  # for another adapter's turn
+# For another adapter's turn: the promised longest wait (turns.py).
+MAX_WAIT_S = 2.0
 BACKEND_CONNECT_S = 5.0
 # The longest silence of a backend inside an answer: the prompt of a full context on two cores takes about as long.
 SILENCE_TIMEOUT_S = 300.0
 LOOK_AT_HEALTH_S = 5.0
 HUNG_S = 30.0
 _POLL_S = 0.25
-DRAIN_S = 600.0  # for an answer that fills a context, on two cores
-YIELD_S = 60.0  # the same, where a run waits for the card
+# For the answers of a server that is replaced: one that fills a context takes as long on two cores. Less where a run
+# waits for the card.
+DRAIN_S, YIELD_S = 600.0, 60.0
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
-PATIENCE_S = 4.0  # of requests: what is tried again within this time is waited for
+# Of requests: what is tried again within this time is waited for.
+PATIENCE_S = 4.0
 READY_TIMEOUT_S = 120.0
 
 
@@ -135,7 +136,8 @@ class LiveBackend:
                 await self.client.get("/health", timeout=hung_s)
             except (httpx2.ReadTimeout, httpx2.ConnectTimeout):
                 self.backend.kill()
-            except httpx2.TransportError:  # it died: the next look sees that
+            # It died: the next look sees that.
+            except httpx2.TransportError:
                 pass
 
     async def close(self) -> None:
@@ -232,6 +234,8 @@ class Keeper:
             self.routes = replace(self.routes, wanted=now)
         except (HivetuneError, sqlite3.Error, OSError) as error:
             self.unread = f"the registry can't be read: {error}"
+        # There is no other state than the registry and the running processes, so after a crash of the gateway or of a
+        # server the same lines find the difference and mend it.
         wanted, live = self.wanted, self.live
         if live is not None and (live.dead or wanted.deployment is None or self._must_yield(live)):
             self.restarts += live.dead
@@ -240,7 +244,8 @@ class Keeper:
         if wanted.deployment is None:
             self.held = self.failure = None
         elif self.live is not None and self.live.deployment.holds(wanted.deployment):
-            self.failure = None  # of a start that is not wanted any more
+            # Of a start that is not wanted any more: a rollback took it back.
+            self.failure = None
         elif self.starting is None and self._may_try(wanted.deployment):
             # Not waited for: a rollback during a slow start takes effect at once.
             self.starting = asyncio.create_task(self._start(wanted.deployment))
@@ -271,7 +276,8 @@ class Keeper:
             self.starting = None
         wanted, blue = self.wanted.deployment, self.live
         if wanted is None or not deployment.holds(wanted) or (blue is not None and blue.deployment.holds(wanted)):
-            self._drain(green)  # what is wanted changed meanwhile
+            # What is wanted changed meanwhile.
+            self._drain(green)
             return
         self.live, self.held, self.failure = green, deployment, None
         green.watching = asyncio.create_task(green.watch_health(self.hung_s))
@@ -291,7 +297,8 @@ class Keeper:
                 if time.monotonic() >= since_s + (YIELD_S if self._must_yield(live) else DRAIN_S):
                     break
                 await asyncio.sleep(_POLL_S)
-            await live.close()  # up to ten seconds for one that hangs
+            # Up to ten seconds for one that hangs.
+            await live.close()
             del self._draining[live]
 
         self._draining[live] = asyncio.create_task(drain())
@@ -299,7 +306,8 @@ class Keeper:
     def _route(self) -> None:
         """Route to what is held. While a champion is loading, the one before answers."""
         wanted, held, before = self.wanted, self.held, self.routes.champions
-        answering = wanted.labels | set(before.values())  # until the new ones are loaded
+        # Until the new ones are loaded.
+        answering = wanted.labels | set(before.values())
         labels = answering & set(held.served) if held is not None else frozenset[str]()
         if labels != self.routes.labels:
             self.tell(labels)
@@ -331,6 +339,7 @@ async def _in_thread(start: Start, deployment: Deployment) -> LiveBackend:
     try:
         return await asyncio.wrap_future(started)
     except asyncio.CancelledError:
-        if not started.cancel() and started.exception() is None:  # it came at the same moment
+        # It came at the same moment.
+        if not started.cancel() and started.exception() is None:
             started.result().end()
         raise

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 Key = Hashable
 # A long prompt steps back for short ones this long, and then no longer: a stream of short ones must not starve it.
 LONG_PATIENCE_S = 10.0
-OTHERS_S = 10.0  # how long a client counts as one that asks, after its last request
+# How long a client counts as one that asks, after its last request.
+OTHERS_S = 10.0
 
 
 @dataclass(eq=False)
 class Ticket:
     """A request in the queue. `key`: the adapter that it needs. `session`: whose tokens its slot should hold. `long`:
     its prompt takes seconds. `slot` is set when it starts, `warm` if the slot's last request was the same client's,
-    and `answering` by whoever sees its answer begin."""
+    `answering` by whoever sees its answer begin."""
 
     key: Key
     session: Hashable
@@ -56,8 +57,10 @@ class Turns:
     _slots: list[_Slot] = field(default_factory=list)
     _uses: int = 0
     _asked_s: dict[str, float] = field(default_factory=dict)  # client -> when it asked last
-    _turn_s: float = 0.0  # when the present turn began
-    _protected_s: float = 0.0  # until when nobody overtakes
+    # When the present turn began.
+    _turn_s: float = 0.0
+    # Until when nobody overtakes.
+    _protected_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._slots = [_Slot(number) for number in range(self.num_slots)]
@@ -110,6 +113,7 @@ class Turns:
         claims = [(ticket.arrived_s, ticket.key) for ticket in self._waiting if holds or not mine or not ticket.long]
         others = [(since_s, key) for since_s, key in (*claims, *overtaken) if key != self.key]
         overdue = [(since_s, key) for since_s, key in others if now_s - since_s > self.longest_wait_s]
+        # Its own requests join while nobody else has waited too long; a stream of them must not starve another adapter.
         if holds:
             return not overdue
         is_needed = any(ticket.key == self.key for ticket in self._waiting)

@@ -62,7 +62,8 @@ class Given:
         """Take a text, or text parts."""
         if not isinstance(self.peek(key), list):
             return self.take(key, str) or ""
-        return "\n".join(part.part() for part in self.each(key))  # on lines of their own, as llama.cpp puts them
+        # On lines of their own, as llama.cpp puts them.
+        return "\n".join(part.part() for part in self.each(key))
 
     def part(self) -> str:
         self.one_of("type", "text", "input_text", "output_text", "summary_text", "reasoning_text")
@@ -101,7 +102,8 @@ def chat_read(given: Given, chat: Mapping[str, Any], turns: Iterable[dict[str, A
     messages = _in_order(turns)
     given.done()
     sent = _sent(chat)
-    options = {"stream_options": {"include_usage": True}} if sent.get("stream") else {}  # which these APIs always tell
+    # Which these APIs always tell.
+    options = {"stream_options": {"include_usage": True}} if sent.get("stream") else {}
     try:
         return Read(checked_fields(CHAT_FIELDS, {**sent, **options, "messages": messages}), given.ignored)
     except FieldRefused as error:

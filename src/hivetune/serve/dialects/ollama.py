@@ -9,7 +9,8 @@ from hivetune.serve.dialects import base
 from hivetune.serve.dialects.base import Given, Stage
 from hivetune.serve.request import CHAT, Block, Dialect, Read, Recall, error_body
 
-VERSION = "0.13.0"  # of the API that is spoken here: clients ask for it, and some refuse older ones
+# Of the API that is spoken here: clients ask for it, and some refuse older ones.
+VERSION = "0.13.0"
 GENERATE = "/api/generate"
 _OPTIONS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "repeat_penalty", "presence_penalty", "frequency_penalty"),
@@ -33,7 +34,8 @@ def _read(document: Mapping[str, Any], recall: Recall) -> Read:
     chat["model"] = (given.take("model", str) or "").removesuffix(":latest")
     chat["stream"] = True if chat["stream"] is None else chat["stream"]
     chat["stop"] = chat["stop"] or None
-    chat["max_tokens"] = None if chat["max_tokens"] == -1 else chat["max_tokens"]  # no limit
+    # No limit.
+    chat["max_tokens"] = None if chat["max_tokens"] == -1 else chat["max_tokens"]
     if form:
         schema = {"type": "json_schema", "json_schema": {"schema": form}}
         chat["response_format"] = {"type": "json_object"} if form == "json" else schema
