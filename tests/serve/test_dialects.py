@@ -325,6 +325,7 @@ async def of_a_chat(stage: Stage) -> None:
         history += [told.choices[0].message, [GO_ON, result, GO_ON][number]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("session", [of_claude, of_codex, of_a_chain, of_ollama, of_a_chat])
 @on_stage(captures=True)
 async def test_a_session_is_one_row_with_its_calls(stage: Stage, session: Callable[[Stage], Awaitable[None]]) -> None:
