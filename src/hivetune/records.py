@@ -110,14 +110,6 @@ class Metric:
     level: float = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A change for the next run, with the measurement behind it."""
-
-    said: str
-    rows: tuple[str, ...] = ()  # the places that show it
-
-
 @dataclass(frozen=True)
 class Verdict:
     """The verdict."""
@@ -125,7 +117,6 @@ class Verdict:
     verdict: VerdictName
     reasons: tuple[str, ...]  # they name every metric
     metrics: tuple[Metric, ...]
-    advice: tuple[Advice, ...] = ()
     decisive: int = 0  # so many of the first reasons led to it
 
 

@@ -107,7 +107,7 @@ def add_release(run: Path, number: int, verdict: str = "deploy", *, champion: bo
     """Register the run as the next version of `helpdesk`, with an evaluation whose texts are hostile."""
     (run / "adapter_config.json").write_text("{}")
     (run / "adapter_model.safetensors").write_bytes(b"weights %d" % number)
-    judged = {"verdict": verdict, "reasons": [f"it is better {HOSTILE}"], "advice": [], "metrics": _metrics(number)}
+    judged = {"verdict": verdict, "reasons": [f"it is better {HOSTILE}"], "metrics": _metrics(number)}
     write_json(run / "eval.json", {**evaluation(), **judged})
     about = {
         "model": "tiny",

@@ -63,7 +63,7 @@ def rare_coverage(rate: float, n: int, repetitions: int) -> float:
     for seed in range(repetitions):
         rng = random.Random(f"{rate} {n} {seed}")
         sides = [[rng.random() < share for _ in range(n)] for share in (rate, 2 * rate)]
-        interval = paired_proportions(sides[0], sides[1]).interval
+        interval = paired_proportions(sides[0], sides[1], range(n)).interval
         assert interval is not None
         inside += interval[0] <= rate <= interval[1]
     return inside / repetitions

@@ -99,15 +99,14 @@ def everything(text: str) -> str:
     found["rows"] = [
         {**row, "category": f"{text}{i % 2}", "group": f"{text}{i % 5}"} for i, row in enumerate(found["rows"])
     ]
-    advice = [{"said": text, "rows": [text]}]
     verdict = asdict(judge({**found, "not_compared": {}}, GateConfig()))
-    return evaluation_page({**found, **verdict, "advice": advice})
+    return evaluation_page({**found, **verdict})
 
 
 def test_every_section_is_there() -> None:
     structure = Structure(everything("words"))
     assert structure.open == []
-    for title in ("Why", "What to change", "frozen question", "By agent"):
+    for title in ("Why", "frozen question", "By agent"):
         assert title in structure.text
     assert structure.text.count("lost") >= 1
 

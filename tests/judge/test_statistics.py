@@ -44,14 +44,14 @@ def test_the_same_rows_give_the_same_interval() -> None:
 
 
 def test_models_that_always_agree_are_not_known_to_be_equal() -> None:
-    low, high = paired_proportions([True] * 30, [True] * 30).interval or (0, 0)
+    low, high = paired_proportions([True] * 30, [True] * 30, range(30)).interval or (0, 0)
     assert -0.15 < low < 0 < high < 0.15
 
 
 def test_a_few_rows_give_no_interval() -> None:
     assert jackknife(paired_rows(1, 4, 0.0), ratio).interval is None
-    assert paired_proportions([True] * 4, [False] * 4).interval is None
-    assert paired_proportions([], []).interval is None
+    assert paired_proportions([True] * 4, [False] * 4, range(4)).interval is None
+    assert paired_proportions([], [], []).interval is None
 
 
 def test_groups_are_resampled_whole() -> None:
@@ -98,7 +98,7 @@ def test_the_interval_of_a_share_holds_it_as_often_as_it_says(share: float, n: i
     rng = random.Random(n)
     held = 0
     for _ in range(4000):
-        low, high = proportion([rng.random() < share for _ in range(n)]).interval or (1, 0)
+        low, high = proportion([rng.random() < share for _ in range(n)], range(n)).interval or (1, 0)
         held += low <= share <= high
     # Few counts are possible, so the coverage of any interval swings around 95 % with share and n.
     assert 0.925 <= held / 4000 <= 0.99

@@ -44,17 +44,24 @@ def run_limited(
     Each process may use `memory_bytes` and write files of `FILE_BYTES`; more than `MAX_THREADS`, or more memory in
     all of them together, ends them.
     """
+    limits = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_FSIZE: FILE_BYTES, resource.RLIMIT_CORE: 0}
+
+    def limit() -> None:
+        for kind, most in limits.items():
+            resource.setrlimit(kind, (most, most))
+
     # Files and no pipes: a program that prints for ever meets the limit of a file, and nobody has to read beside it.
-    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with contextlib.ExitStack() as stack:
+        stdin, *outputs = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         stdin.write(text.encode("utf-8", "surrogatepass"))
         stdin.seek(0)
         process = subprocess.Popen(
             list(command),
             stdin=stdin,
-            stdout=out,
-            stderr=err,
+            stdout=outputs[0],
+            stderr=outputs[1],
             start_new_session=True,
-            preexec_fn=lambda: _limit(memory_bytes),
+            preexec_fn=limit,
         )
         try:
             code = _watch(process, timeout_s, memory_bytes)
@@ -63,16 +70,10 @@ def run_limited(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         texts = []
-        for file in (out, err):
+        for file in outputs:
             file.seek(0)
             texts.append(file.read(OUTPUT_BYTES).decode("utf-8", "replace"))
     return subprocess.CompletedProcess(list(command), code, *texts)
-
-
-def _limit(memory_bytes: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: int) -> int:
@@ -81,18 +82,19 @@ def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: i
     while (remaining := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(min(remaining, _LOOK_S))
+        family, num_threads, used_bytes = [], 0, 0
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
-            num_threads = used_bytes = 0
+        for child in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                num_threads += child.num_threads()
+                used_bytes += child.memory_info().rss
+        if num_threads > MAX_THREADS or used_bytes > memory_bytes:
+            # One by one, since a child may have left the session that is killed at the end.
             for child in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    num_threads += child.num_threads()
-                    used_bytes += child.memory_info().rss
-            if num_threads > MAX_THREADS or used_bytes > memory_bytes:
-                for child in family:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        child.kill()
-                return -signal.SIGKILL
+                    child.kill()
+            return -signal.SIGKILL
     raise TooSlow
 
 
@@ -121,8 +123,7 @@ def _sandbox() -> list[str]:
             box += ["--perms", "0755", "--dir", str(parent)]
         box += ["--ro-bind", str(base), str(base)]
     box += ["--proc", "/proc", "--dev", "/dev", "--size", str(FILE_BYTES), "--perms", "1777", "--tmpfs", "/work"]
-    box += ["--chdir", "/work"]
-    return box
+    return [*box, "--chdir", "/work"]
 
 
 def base_python() -> str:

@@ -106,14 +106,10 @@ def _problem_text(problems: Sequence[Mapping[str, str]], where: str) -> Iterator
 
 
 def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
-    """Yield the metrics, the verdict, its reasons and what to change."""
+    """Yield the metrics, the verdict and its reasons."""
     yield metrics_table(verdict.metrics, "base", "tuned")
     yield f"verdict: {verdict.verdict}"
     yield from (f"  {reason}" for reason in verdict.reasons)
-    if verdict.advice:
-        yield "what to change:"
-    for advice in verdict.advice:
-        yield "\n    ".join((f"  {advice.said}", *advice.rows[:3]))
 
 
 def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:

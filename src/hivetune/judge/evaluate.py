@@ -26,7 +26,7 @@ from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.losses import compared_losses, row_identity, scored
 from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run
-from hivetune.judge.verdict import KINDS, OF_ANSWERS, advise, judge
+from hivetune.judge.verdict import KINDS, OF_ANSWERS, judge, worse_rows
 from hivetune.llama.ask import Answer
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.models.sides import BASELINE, SIDES
@@ -43,7 +43,7 @@ SLOTS = 8
 TIMED_PROMPTS = 50  # asked alone: enough to see a tenth of the time at the usual jitter
 # Times that straddle their limit are taken again a little later, for a load that has gone by then.
 MAX_TIMINGS, AGAIN_AFTER_S = 3, 20.0
-VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics", "advice")
+VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics")
 
 
 @dataclass(frozen=True)
@@ -170,14 +170,9 @@ def _answer(
 
 
 def times_decide(times: Sequence[Times], groups: Mapping[str, str]) -> bool:
-    """Return whether more times would change nothing."""
-    # They change something where the interval straddles its limit; with few prompts there is no interval at all.
-    keys = list(times[0])
-    columns = stats.by_group([[side[key] for key in keys] for side in times], [groups[key] for key in keys])
-    if len(columns[0]) < stats.MIN_UNITS:
-        return True
-    interval = stats.jackknife(columns, lambda sums: sums[1] / sums[0], positive=True).interval
-    limit = KINDS["latency_s"].limit
+    """Return whether more times would change nothing: their interval does not straddle the limit, or is None."""
+    base, tuned = ([side[key] for key in groups] for side in times)
+    interval, limit = stats.time_ratio(base, tuned, list(groups.values())).interval, KINDS["latency_s"].limit
     return interval is None or limit is None or not interval[0] <= limit < interval[1]
 
 
@@ -316,7 +311,8 @@ def judge_run(run: Run) -> Verdict:
     A verdict by other thresholds stays in `earlier`. Raises UsageError without an evaluation of the present adapter.
     """
     evaluation = _evaluation_of(run)
-    verdict = replace(judge(evaluation, run.config.gate), advice=advise(evaluation))
+    verdict = judge(evaluation, run.config.gate)
+    verdict = replace(verdict, reasons=(*verdict.reasons, *worse_rows(evaluation)))
     judged = {**verdict_document(verdict), "gate": run.config.gate.model_dump(mode="json")}
     earlier = list(evaluation.get("earlier") or ())
     if "verdict" in evaluation and evaluation["gate"] != judged["gate"]:

@@ -57,7 +57,6 @@ def comparison_body(document: Mapping[str, Any]) -> str:
         _BODY,
         labels=[document[side]["label"] for side in SIDES],
         reasons=document["reasons"],
-        advice=document["advice"],
         problems=document["problems"],
         metrics=[metric_cells(from_plain(Metric, m)) for m in document["metrics"] if m["tuned"] is not None],
         metrics_note="Gain: positive where B is better." + "".join(not_compared),

@@ -97,6 +97,12 @@ def jackknife(
     return Estimate(value, interval, n, unit_sd, skewness=skewness)
 
 
+def time_ratio(base: Sequence[float], tuned: Sequence[float], groups: Sequence[Hashable]) -> Estimate:
+    """Return how often the time of `base` that of `tuned` is."""
+    # A ratio, since a busy machine slows both by a factor.
+    return jackknife(by_group([base, tuned], groups), lambda sums: sums[1] / sums[0], positive=True)
+
+
 def loss_difference(sums: Sequence[float]) -> float:
     """Return nats per token, tuned - base, from the sums of [base nll, tuned nll, tokens]."""
     return (sums[1] - sums[0]) / sums[2]
@@ -125,7 +131,7 @@ def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
 
 
 def paired_proportions(
-    base: Sequence[bool], tuned: Sequence[bool], groups: Sequence[Hashable] | None = None, *, alpha: float = ALPHA
+    base: Sequence[bool], tuned: Sequence[bool], groups: Sequence[Hashable], *, alpha: float = ALPHA
 ) -> Estimate:
     """Return the share that succeeds, tuned - base, on the same rows, with Bonett and Price's adjusted Wald interval
     (2012).
@@ -146,7 +152,7 @@ def paired_proportions(
     if units < MIN_UNITS:
         return Estimate(value, None, units, unit_sd)
     low, high = max(up - down - half, -1.0), min(up - down + half, 1.0)
-    (nets,) = by_group([differences], range(n) if groups is None else groups)
+    (nets,) = by_group([differences], groups)
     if sign_test_p(sum(net > 0 for net in nets), sum(net < 0 for net in nets)) <= alpha:
         return Estimate(value, (low, high), units, unit_sd)
     # Where the exact sign test over groups can't tell the two models apart, the interval reaches one row beyond 0 on
@@ -157,7 +163,7 @@ def paired_proportions(
     return Estimate(value, (min(low, -edge), max(high, edge)), units, unit_sd, least)
 
 
-def proportion(values: Sequence[bool], groups: Sequence[Hashable] | None = None) -> Estimate:
+def proportion(values: Sequence[bool], groups: Sequence[Hashable]) -> Estimate:
     """Return a share with Wilson's interval (1927), which does not collapse at 0 and 1. `groups`: as for pairs."""
     share = sum(values) / len(values) if values else math.nan
     units, rows, z = _effective([float(value) for value in values], groups, ALPHA)
@@ -169,10 +175,10 @@ def proportion(values: Sequence[bool], groups: Sequence[Hashable] | None = None)
     return Estimate(share, (max(0.0, middle - half), min(1.0, middle + half)), units, sd)
 
 
-def _effective(values: Sequence[float], groups: Sequence[Hashable] | None, alpha: float) -> tuple[int, float, float]:
+def _effective(values: Sequence[float], groups: Sequence[Hashable], alpha: float) -> tuple[int, float, float]:
     """Return (groups, independent rows that would say as much, quantile) of rows that come in groups."""
     n = len(values)
-    if groups is None or len(set(groups)) == n:
+    if len(set(groups)) == n:
         return n, float(n), NormalDist().inv_cdf(1 - alpha / 2)
     mean = math.fsum(values) / n
     (sums,) = by_group([[value - mean for value in values]], groups)

@@ -21,7 +21,7 @@ from hivetune.config import GateConfig
 from hivetune.judge import statistics as stats
 from hivetune.judge.statistics import Estimate
 from hivetune.models.sides import SIDES
-from hivetune.records import Advice, Metric, Verdict, VerdictName
+from hivetune.records import Metric, Verdict, VerdictName
 
 Evaluation = Mapping[str, Any]
 Outcome = Literal["passed", "worse", "missed", "open", "reported"]
@@ -33,8 +33,8 @@ MIN_KEPT = 0.9  # of the frozen questions: two of 20 may be lost to a better wor
 # A loss is a sum in float32 and no finer than that: 2e-10 nats on each of 60 rows once passed as a gain.
 RESOLUTION = 1e-6
 SHOWN_LOST = 3  # questions that are named
-# Advice about rows: one in ten that got worse is more than rounding and rare words make.
-WORSE_SHARE, SHOWN_ROWS = 0.1, 5
+# Rows that got worse are named from one in ten on: fewer are what rounding and rare words make.
+WORSE_SHARE, SHOWN_ROWS = 0.1, 3
 DEFAULT_LEVEL = 1 - stats.ALPHA
 
 
@@ -218,8 +218,7 @@ def _latency(evaluation: Evaluation, _alpha: float) -> Reading:
     if not timed:
         return Reading(missing="it was not measured")
     bases, tuned, groups = zip(*timed, strict=True)
-    # A ratio, since a busy machine slows both by a factor.
-    gain = stats.jackknife(stats.by_group([bases, tuned], groups), lambda sums: sums[1] / sums[0], positive=True)
+    gain = stats.time_ratio(bases, tuned, groups)
     return Reading(math.fsum(bases) / len(timed), math.fsum(tuned) / len(timed), len(timed), gain.scaled(-1.0, 1.0))
 
 
@@ -399,12 +398,12 @@ def _gaps(evaluation: Evaluation) -> Iterator[str]:
         )
 
 
-def advise(evaluation: Evaluation) -> tuple[Advice, ...]:
+def worse_rows(evaluation: Evaluation) -> tuple[str, ...]:
     """Name the held-out rows whose loss got worse, the largest rise first, where they are many."""
     rows = [row for row in evaluation["rows"] if row["tokens"] and all(isinstance(row[side], float) for side in SIDES)]
     rises = [((row["tuned"] - row["base"]) / row["tokens"], row) for row in rows if row["tuned"] > row["base"]]
-    if not rows or len(rises) < WORSE_SHARE * len(rows):
+    if not rises or len(rises) < WORSE_SHARE * len(rows):
         return ()
     rises.sort(key=lambda rise: -rise[0])
-    shown = tuple(f"{row['source']}: +{rise:.3f} nats a token" for rise, row in rises[:SHOWN_ROWS])
-    return (Advice(f"{len(rises)} of {len(rows)} held-out rows got worse; look at those that lost most", shown),)
+    shown = ", ".join(f"{row['source']} (+{rise:.3f} nats per token)" for rise, row in rises[:SHOWN_ROWS])
+    return (f"{len(rises)} of {len(rows)} held-out rows got worse, most of all {shown}",)

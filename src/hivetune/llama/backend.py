@@ -53,6 +53,7 @@ _NO_MEMORY = re.compile(r"\ballocate\b|bad_alloc")
 _MEMORY_HINT = "free some memory or choose a smaller --quant"
 _KILLED = 128 + signal.SIGKILL  # as the child reports its program's signal
 _POLL_S = 0.05
+_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 _LOOK_S, _IDLE_PERCENT = 0.1, 25.0  # how long, and how busy at most the cores may be, to count as idle
 MAX_SOCKET_PATH_BYTES = 103  # bytes: 108 on Linux and 104 on macOS, with the zero at the end
 
@@ -149,9 +150,8 @@ def find_engine() -> Engine:
         why = f"{problem}, so xllamacpp is used; to use your own, install a newer one" if problem else ""
         build = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
         return Engine((sys.executable, "-m", "hivetune.llama.wheel"), build, why)
-    if problem:
-        raise MachineNotFit(problem, hint=f"install a newer llama.cpp, or: {pip_install()} xllamacpp")
-    raise MachineNotFit("llama.cpp is not installed", hint=f"{pip_install()} xllamacpp, or put llama-server on PATH")
+    hint = f"{pip_install()} xllamacpp, or put a new llama-server on PATH"
+    raise MachineNotFit(problem or "llama.cpp is not installed", hint=hint)
 
 
 @functools.lru_cache(maxsize=8)
@@ -225,14 +225,9 @@ class Backend:
     def peak_memory_bytes(self) -> int:
         """Return the largest memory that the server's processes held so far, the mapped pages of the file included."""
         server = psutil.Process(self.process.pid)
-        total = 0
-        for process in (server, *server.children(recursive=True)):
-            try:  # the peak, which Linux alone keeps
-                status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace")
-                total += next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
-            except (OSError, StopIteration):
-                total += int(process.memory_info().rss)
-        return total
+        files = [Path(f"/proc/{each.pid}/status") for each in (server, *server.children(recursive=True))]
+        peaks = [_PEAK.search(file.read_text(encoding="ascii", errors="replace")) for file in files]
+        return sum(int(peak[1]) << 10 for peak in peaks if peak is not None)
 
     def prompt_ids(self, messages: ApiMessages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Return this server's token ids of a chat, up to the start of the answer."""
