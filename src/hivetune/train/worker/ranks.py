@@ -203,8 +203,7 @@ def _end_like(run: Path, end: RankEnd) -> None:
     how = f"was killed by {signal.Signals(end.signal).name}" if end.signal else "failed"
     os.write(2, f"rank {end.number} {how}, and so this process ends\n".encode())
     if end.signal:
-        if end.signal != signal.SIGKILL:
-            faulthandler.disable()  # its handlers would write this process's stacks, which show nothing
+        faulthandler.disable()  # its handlers would write this process's stacks, which show nothing
         os.kill(os.getpid(), end.signal)
     write_json(run / OUTCOME, dict(end.outcome or lost_outcome(RankLost.__name__, f"rank {end.number} was lost")))
     os._exit(1)
