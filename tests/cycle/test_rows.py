@@ -106,7 +106,7 @@ def test_whatever_comes_every_row_is_accounted(found: list[PoolRow], known: floa
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Return a function that sets how many hours any plan takes."""
-    return lambda hours: monkeypatch.setattr(hivetune.cycle.rows, "planned", lambda config, rows: (hours, 0, ""))
+    return lambda hours: monkeypatch.setattr(hivetune.cycle.rows, "planned", lambda config, rows: (hours, ""))
 
 
 def test_the_budget_of_hours_is_one_of_tokens() -> None:

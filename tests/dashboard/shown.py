@@ -6,18 +6,16 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, sha256_bytes, sha256_file, write_json, write_manifest
 from hivetune.base.journal import Journal
-from hivetune.config import DataConfig, RunConfig, parse_config
+from hivetune.config import DataConfig, parse_config
 from hivetune.data.prepare.prepare import check
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.release.registry import Release, promote, register
@@ -34,17 +32,11 @@ def make_run(name: str, *, steps: int, done: int, status: str = "new", **setting
     """Make a run folder in the home, known to hive.db, with `done` of its `steps` in its metrics."""
     folder = home() / "runs" / name
     folder.mkdir(parents=True)
-    config = _config(settings)
+    config = parse_config({"model": "tiny", "data": {"path": f"{HOSTILE}.jsonl"}, **settings}, "test")
     write_resolved(folder, config, Choices(device="cpu", dtype="float32", budget_tokens=512))
     write_json(folder / PLAN, {"schema": 1, "steps": steps})
-    created = time.time() - 60
-    record = {
-        "schema": 1,
-        "name": name,
-        "created": created,
-        "status": status,
-        "snapshot": str(home() / "snapshots/one"),
-    }
+    created, snapshot = time.time() - 60, str(home() / "snapshots/one")
+    record = {"schema": 1, "name": name, "created": created, "status": status, "snapshot": snapshot}
     write_record(folder, record)
     with closing(open_database()) as database:
         database.execute("INSERT INTO runs VALUES (?, ?, ?, ?)", (str(folder), name, created, SNAPSHOT))
@@ -107,7 +99,7 @@ def add_release(run: Path, number: int, verdict: str = "deploy", *, champion: bo
     """Register the run as the next version of `helpdesk`, with an evaluation whose texts are hostile."""
     (run / "adapter_config.json").write_text("{}")
     (run / "adapter_model.safetensors").write_bytes(b"weights %d" % number)
-    judged = {"verdict": verdict, "reasons": [f"it is better {HOSTILE}"], "metrics": _metrics(number)}
+    judged = {"verdict": verdict, "reasons": [f"it is better {HOSTILE}"], "metrics": _metrics()}
     write_json(run / "eval.json", {**evaluation(), **judged})
     about = {
         "model": "tiny",
@@ -129,20 +121,16 @@ def add_release(run: Path, number: int, verdict: str = "deploy", *, champion: bo
 
 def evaluation() -> dict[str, Any]:
     identity = [
-        {"row": i, "id": str(i), "source": f"{HOSTILE}:{i}", "agent": "faq", "category": None, "group": str(i)}
-        for i in range(6)
+        {"row": n, "id": str(n), "source": f"{HOSTILE}:{n}", "agent": "faq", "category": None, "group": str(n)}
+        for n in range(6)
     ]
-
-    def side(success: bool) -> dict[str, Any]:
-        return {"answer": HOSTILE, "ended": True, "seconds": 1.0, "new_tokens": 9, "success": success}
-
-    answers = [
-        {**each, "prompt": HOSTILE, "reference": HOSTILE, "checker": None, "base": side(False), "tuned": side(True)}
-        for each in identity
-    ]
-    rows = [{**each, "tokens": 10, "base": 20.0 + each["row"], "tuned": 15.0} for each in identity]  # type: ignore[operator]
-    sides: Mapping[str, Any] = {"base": {"label": "base"}, "tuned": {}}
-    return {"schema": 1, "rows": rows, "answers": answers, "problems": [], "frozen": [], "not_compared": {}, **sides}
+    side = {"answer": HOSTILE, "ended": True, "seconds": 1.0, "new_tokens": 9}
+    texts = {"prompt": HOSTILE, "reference": HOSTILE, "checker": None}
+    sides = {"base": {**side, "success": False}, "tuned": {**side, "success": True}}
+    answers = [{**each, **texts, **sides} for each in identity]
+    rows = [{**each, "tokens": 10, "base": 20.0 + number, "tuned": 15.0} for number, each in enumerate(identity)]
+    empty = {"problems": [], "frozen": [], "not_compared": {}, "base": {"label": "base"}, "tuned": {}}
+    return {"schema": 1, "rows": rows, "answers": answers, **empty}
 
 
 def make_loop(name: str = "faq") -> Path:
@@ -204,11 +192,10 @@ class Shown:
     process: "subprocess.Popen[str]"
     url: str
     token: str
-    port: int
 
     @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def port(self) -> int:
+        return int(self.url.split(":")[2].split("/")[0])
 
 
 @contextmanager
@@ -222,52 +209,23 @@ def dashboard(log: Path, port: int = 0) -> Iterator[Shown]:
         line = process.stdout.readline()
         assert line, log.read_text()
         said = json.loads(line)
-        yield Shown(process, said["url"], said["token"], int(said["url"].split(":")[2].split("/")[0]))
+        yield Shown(process, said["url"], said["token"])
     finally:
         process.terminate()
         process.wait(30)
 
 
-def _config(settings: Mapping[str, Any]) -> RunConfig:
-    tree = {"model": "tiny", "data": {"path": f"{HOSTILE}.jsonl"}, **settings}
-    return parse_config(yaml.safe_load(yaml.safe_dump(tree)), "test")
-
-
-def _metrics(number: int) -> list[dict[str, Any]]:
-    more = {"n": 30, "threshold": 0.0, "passed": True, "required": True}
-    return [
-        {
-            "name": "loss",
-            "base": 2.0,
-            "tuned": 1.5,
-            **more,
-            **_gain(0.5 / number, 0.3, 0.7),
-        },
-        {
-            "name": "success",
-            "base": 0.4,
-            "tuned": 0.6,
-            **more,
-            **_gain(0.2, 0.1, 0.3),
-        },
-    ]
-
-
-def _gain(gain: float, low: float, high: float) -> dict[str, Any]:
-    return {"gain": gain, "interval": [low, high], "level": 0.95, "needed": None}
+def _metrics() -> list[dict[str, Any]]:
+    more = {"n": 30, "threshold": 0.0, "passed": True, "required": True, "level": 0.95, "needed": None}
+    loss = {"name": "loss", "base": 2.0, "tuned": 1.5, "gain": 0.5, "interval": [0.3, 0.7]}
+    success = {"name": "success", "base": 0.4, "tuned": 0.6, "gain": 0.2, "interval": [0.1, 0.3]}
+    return [{**loss, **more}, {**success, **more}]
 
 
 def _report(folder: Path) -> dict[str, Any]:
-    """Return the report of real rows with hostile names, as `data check` makes it."""
+    """Return the report of real rows with hostile names, as `hivetune check` makes it."""
     rows = folder / f"{HOSTILE.replace('/', '')}.jsonl"
-    words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
-    lines = [
-        {
-            "agent": HOSTILE,
-            "task": f"{HOSTILE} {number} {' '.join(words[number % 7 :])}",
-            "output": f"{number} {HOSTILE}",
-        }
-        for number in range(9)
-    ]
+    tasks = [f"{HOSTILE} {number} {' '.join('abcdefghij'[number % 7 :])}" for number in range(9)]
+    lines = [{"agent": HOSTILE, "task": task, "output": f"{n} {HOSTILE}"} for n, task in enumerate(tasks)]
     rows.write_text("".join(json.dumps(line) + "\n" for line in (*lines, {"prompt": HOSTILE})), encoding="utf-8")
     return check(DataConfig(path=str(rows))).document

@@ -81,7 +81,7 @@ class Tabs:
         return page
 
     def _saw(self, request: Request) -> None:
-        if not request.url.startswith((self.shown.origin, "data:")):
+        if not request.url.startswith((f"http://127.0.0.1:{self.shown.port}/", "data:")):
             self.wrong.append(request.url)
 
     def _heard(self, text: str) -> None:
@@ -122,33 +122,18 @@ def until(holds: Callable[[], bool], timeout_ms: float = SOON_MS) -> None:
 
 
 PAGES = (
-    "",
-    "runs",
-    "runs/RUN",
-    "runs/FINISHED/evaluation",
-    "cycles/faq",
-    "releases",
-    "releases/helpdesk/1",
-    "releases/helpdesk/1/rows",
-    "releases/helpdesk/2/promote",
-    "data",
-    f"data/{SNAPSHOT}/report",
-    "data/forget?kind=user&value=x",
-    "review",
-    "nothing",
+    "/ /runs /runs/RUN /runs/FINISHED/evaluation /cycles/faq /releases /releases/helpdesk/1 /releases/helpdesk/1/rows"
 )
+PAGES += f" /releases/helpdesk/2/promote /data /data/{SNAPSHOT}/report /data/forget?kind=user&value=x /review /nothing"
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 390)])
 def test_every_page_can_be_used_by_everybody(browser: Browser, site: Site, scheme: Any, width: int) -> None:
     """axe-core finds nothing serious, nothing comes from elsewhere, nothing hostile runs, nothing scrolls sideways."""
-    names = {"RUN": run_id(site.going), "FINISHED": run_id(site.home / "runs" / "finished")}
     tabs = Tabs(browser, site.shown, color_scheme=scheme, viewport={"width": width, "height": 800})
-    page = tabs.page
-    for path in PAGES:
-        for name, identity in names.items():
-            path = path.replace(name, identity)
-        page.goto(site.shown.url + path)
+    page, finished = tabs.page, run_id(site.home / "runs" / "finished")
+    for path in PAGES.replace("RUN", run_id(site.going)).replace("FINISHED", finished).split():
+        page.goto(site.shown.url + path[1:])
         found = Axe().run(page).response["violations"]
         serious = [
             (each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")

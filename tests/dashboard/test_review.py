@@ -25,15 +25,8 @@ from hivetune.serve.capture import CapturedAnswer, Feedback, Rating, store_entri
 def captured(number: int, rating: Rating | None = None, answer: str = "four", logprob: float | None = None) -> str:
     identity = f"hive-{number:024}"
     asked = [{"role": "user", "content": f"What is {number} + 2? Ask ann.miller@posteo.de"}]
-    entry = CapturedAnswer(
-        identity,
-        "demo@1",
-        asked,
-        {"role": "assistant", "content": answer},
-        client="c",
-        time=1000.0 + number,
-        logprob=logprob,
-    )
+    said = {"role": "assistant", "content": answer}
+    entry = CapturedAnswer(identity, "demo@1", asked, said, client="c", time=1000.0 + number, logprob=logprob)
     with closing(open_database()) as database:
         store_entries(database, [entry, *([Feedback(identity, "c", rating)] if rating else [])])
     return identity
@@ -55,24 +48,18 @@ def stored(identity: str) -> dict[str, Any]:
     return json.loads(text)
 
 
-def test_the_worst_rated_come_first_then_the_newest(own_home: Path) -> None:
-    good, old, new, bad = captured(1, "up"), captured(2), captured(3), captured(4, "down")
-    assert [row.id for row in shown()] == [bad, new, old, good]
-    assert [row.id for row in shown(rating="unrated")] == [new, old]
-    assert [row.id for row in shown(rating="bad")] == [bad]
-    assert [row.id for row in shown(source="gateway:demo@1")] == [bad, new, old, good]
-    assert shown(source="gateway:other") == []
-
-
-def test_of_equally_rated_rows_the_least_certain_comes_first(own_home: Path) -> None:
+def test_the_worst_rated_come_first_then_the_least_certain_then_the_newest(own_home: Path) -> None:
     """`logprob`: the mean log-probability of the answer's tokens, which the gateway stores; unknown ones come last."""
-    unknown, sure = captured(9), captured(1, logprob=-0.01)
-    unsure, bad = captured(2, logprob=-1.5), captured(3, "down", logprob=-0.2)
+    good, old, new = captured(1, "up"), captured(2), captured(3)
+    sure, unsure, bad = captured(4, logprob=-0.01), captured(5, logprob=-1.5), captured(6, "down", logprob=-0.2)
     found = shown()
-    assert [row.id for row in found] == [bad, unsure, sure, unknown]
-    assert [row.certainty and round(row.certainty, 2) for row in found] == [0.82, 0.22, 0.99, None]
+    assert [row.id for row in found] == [bad, unsure, sure, new, old, good]
+    assert [row.certainty and round(row.certainty, 2) for row in found] == [0.82, 0.22, 0.99, None, None, None]
     for place, row in enumerate(found, 1):
         assert [rest.id for rest in shown(row.place)] == [rest.id for rest in found[place:]]
+    assert [row.id for row in shown(rating="unrated")] == [unsure, sure, new, old]
+    assert [row.id for row in shown(rating="bad")] == [bad]
+    assert len(shown(source="gateway:demo@1")) == 6 and shown(source="gateway:other") == []
 
 
 def test_rows_are_filtered_by_what_became_of_them_and_by_what_clients_said(own_home: Path) -> None:
@@ -181,22 +168,15 @@ def test_what_is_forgotten_leaves_nothing_in_the_journal(own_home: Path) -> None
 
 @pytest.mark.slow
 def test_a_hundred_thousand_rows_page_in_less_than_200_ms(own_home: Path) -> None:
+    columns = "id, content_id, source, agent, time, feedback, row"
     with closing(open_database()) as database:
         with transaction(database):
+            answers = (json.dumps({"messages": [], "logprob": -(n % 7) / 10}) for n in range(100_000))
             database.executemany(
-                "INSERT INTO interactions (id, content_id, source, agent, time, feedback, row)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT INTO interactions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
-                    (
-                        f"i{n}",
-                        f"c{n}",
-                        f"gateway:demo@{n % 9}",
-                        f"a{n % 5}",
-                        float(n),
-                        (n % 3) - 1 or None,
-                        json.dumps({"messages": [], "logprob": -(n % 7) / 10}),
-                    )
-                    for n in range(100_000)
+                    (f"i{n}", f"c{n}", f"gateway:demo@{n % 9}", f"a{n % 5}", float(n), (n % 3) - 1 or None, row)
+                    for n, row in enumerate(answers)
                 ),
             )
         for query in ({}, {"rating": "unrated"}, {"agent": "a1"}, {"source": "gateway:demo@3"}):

@@ -173,8 +173,8 @@ def _look(config: RunConfig) -> None:
 
 
 def look_document(seen: Look) -> dict[str, Any]:
-    plain = parts(seen, "do reason again_at champion allowed")
-    rows = parts(seen.rows, "groups hours disk_bytes problem")
+    plain = parts(seen, "do reason again_at champion")
+    rows = parts(seen.rows, "groups hours problem")
     return {**plain, "open": None if seen.open is None else seen.open.id, "rows": rows}
 
 

@@ -19,6 +19,7 @@ from hivetune.judge.statistics import Estimate, jackknife, loss_difference
 from hivetune.judge.verdict import Evaluation, judge, loss_columns
 from hivetune.records import Verdict, VerdictName
 
+# A part that aborts is never outvoted by one that only lacks evidence.
 _GRAVEST_FIRST: tuple[VerdictName, ...] = ("abort", "iterate", "not-enough-evidence", "deploy")
 Part = Literal["base", "champion", "earlier rows", "fresh rows"]
 NOTHING_REQUIRED = {name: None for name, field in GateConfig.model_fields.items() if field.annotation == float | None}
@@ -63,6 +64,7 @@ def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
     base, *champion = [
         {**document, "rows": [row for row in document["rows"] if row["id"] not in broken]} for document in documents
     ]
+    # Without a champion the base is the rival, so the looks are counted there.
     parts: dict[Part, Verdict] = {"base": judge(base, config, look=None if champion else contests.look)}
     for evaluation in champion:
         parts["champion"] = _against_champion(evaluation, contests, config)
@@ -92,7 +94,8 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Gat
 
 
 def _on_fresh_rows(gain: Estimate | str) -> Verdict:
-    """Refuse a candidate that is significantly worse on what is new: it knows the older rows by heart."""
+    """Refuse a candidate that is significantly worse on what is new."""
+    # It may know the older rows by heart. Nothing more is asked here: a few fresh rows decide nothing else.
     if isinstance(gain, str) or gain.interval is None:
         return Verdict("deploy", (), ())
     fact, is_worse = _fact("fresh rows", gain), gain.interval[1] < 0

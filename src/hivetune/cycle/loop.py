@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from threading import Event
 from typing import Any, Literal
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import FULL_DISK, home, lock
+from hivetune.base.disk import FULL_DISK, lock
 from hivetune.base.journal import Journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
@@ -34,7 +33,7 @@ from hivetune.release.registry import champion_of, check_release_name, desired
 from hivetune.serve.capture import SOURCE
 
 UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
-LISTEN_EVERY_S = 0.5
+LISTEN_EVERY_S = 0.5  # to a person, who waits for an answer
 # A server that is gone is asked again and again: after so long it is left for the next look.
 SILENT_S = 10.0
 LOOK_AGAIN_S = 60.0  # a wait for something that has no time of its own ends with the next look
@@ -43,8 +42,8 @@ RETRY_S = 120.0  # after a failed station
 # What failed three times costs at most one training a day.
 COOL_S = 86_400.0
 MIN_WINDOW_S = 60.0  # a worker needs a third of it to start
-SEND_TIMEOUT_S = 20.0
-MAX_SENTENCE_CHARS = 500
+SEND_TIMEOUT_S = 20.0  # the loop stands still meanwhile
+MAX_SENTENCE_CHARS = 500  # a message on a telephone
 # What happened -> kind and beginning of its notice.
 NOTICES = {
     "promoted": ("promote", "{} is the new champion"),
@@ -81,11 +80,13 @@ class Look:
     open: CycleRow | None = None
     opens_for: OpenedFor = "rows"
     rows: RowsNow = field(default_factory=RowsNow)
-    allowed: Permission = field(default_factory=Permission)
 
     def waits(self, reason: str, until: float | None = None) -> "Look":
         # A wait never ends in the past: a clock may have been set back.
         return replace(self, do="wait", reason=reason, again_at=max(until or 0.0, self.again_at))
+
+    def does(self, what: Literal["open", "continue"], reason: str) -> "Look":
+        return replace(self, do=what, reason=reason, again_at=0.0)
 
 
 def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Domain | None = None) -> Look:
@@ -100,18 +101,18 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
         asked = (folder / record.NOW).exists() if opened is None else opened.opened_for == "request"
         allowed = allowed_now(config.cycle.window, now, asked=asked)
         label = None if champion is None else champion.label
-        seen = Look("wait", "", now + LOOK_AGAIN_S, label, opened, "request" if asked else "rows", allowed=allowed)
+        seen = Look("wait", "", now + LOOK_AGAIN_S, label, opened, "request" if asked else "rows")
         if (folder / record.PAUSED).exists():
             return seen.waits("paused by a person")
         if opened is not None:
-            return _look_at_open(seen, opened, now)
+            return _look_at_open(seen, opened, allowed, now)
         rows = before if domain is not None else read_rows_now(config, database, name, champion, before)
-    seen = replace(seen, rows=rows)
+    seen, ended = replace(seen, rows=rows), [cycle for cycle in cycles if cycle.end != "failed"]
+    # A clock that was set back ends the wait, too.
     if cycles and cycles[-1].end == "failed" and not asked:
         failed_at = cycles[-1].closed or 0.0
         if failed_at <= now < failed_at + COOL_S:
             return seen.waits(f"cycle {cycles[-1].id} failed: {cycles[-1].reason}", failed_at + COOL_S)
-    ended = [cycle for cycle in cycles if cycle.end != "failed"]
     if domain is None:
         reason = "asked for by a person" if asked else f"{rows.groups} new groups, {allowed.reason}"
         if lacks := _lacks(config, rows, 1 if asked else config.cycle.after_rows):
@@ -126,18 +127,18 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
         return seen.waits(allowed.reason, allowed.again)
     if champion is not None:
         champion.check()  # now, not after hours of training: the candidate is compared with it
-    return replace(seen, do="open", reason=reason, again_at=0.0)
+    return seen.does("open", reason)
 
 
-def _look_at_open(seen: Look, cycle: CycleRow, now: float) -> Look:
+def _look_at_open(seen: Look, cycle: CycleRow, allowed: Permission, now: float) -> Look:
     """Return whether the open cycle continues now."""
     if cycle.failed_at is not None and cycle.failed_at <= now < cycle.failed_at + RETRY_S:
         return seen.waits(f"{cycle.station} failed and is tried again: {cycle.words}", cycle.failed_at + RETRY_S)
-    if not seen.allowed.now:
-        return seen.waits(f"cycle {cycle.id}: {seen.allowed.reason}", seen.allowed.again)
-    if seen.allowed.until is not None and seen.allowed.until - now < MIN_WINDOW_S:
+    if not allowed.now:
+        return seen.waits(f"cycle {cycle.id}: {allowed.reason}", allowed.again)
+    if allowed.until is not None and allowed.until - now < MIN_WINDOW_S:
         return seen.waits(f"cycle {cycle.id}: what is left of the window is too short")
-    return replace(seen, do="continue", reason=f"cycle {cycle.id} is open", again_at=0.0)
+    return seen.does("continue", f"cycle {cycle.id} is open")
 
 
 def _lacks(config: RunConfig, rows: RowsNow, enough: int) -> str:
@@ -149,9 +150,6 @@ def _lacks(config: RunConfig, rows: RowsNow, enough: int) -> str:
     budget = config.cycle.hours
     if budget is not None and rows.hours is not None and rows.hours > budget:
         return f"the plan: {rows.hours:.3g} hours of training are above the budget of {budget:g}"
-    if shutil.disk_usage(home()).free < rows.disk_bytes:
-        # Without what is free: it moves, and each wait that reads otherwise is a line of the journal on that disk.
-        return f"a cycle needs {rows.disk_bytes >> 20:,} MiB, the disk has less"
     return ""
 
 
@@ -234,6 +232,7 @@ class Loop:
     def step(self) -> Look:
         """Look once, and do what was decided: for the name, else for the first of its domains that needs something."""
         self._collect()
+        # First: the rollback of a champion is news, whatever this look decides.
         with closing(open_database()) as database:
             for release in record.newly_rolled_back(database, self.name):
                 self._send("rolled_back", release.label, release.withdrawn)
@@ -257,6 +256,7 @@ class Loop:
             decided = {"do": seen.do, "reason": seen.reason, "again_at": seen.again_at}
             self.journal.append("decision", now=self.clock(), **decided)
             self.listener.say(f"{'waits' if seen.do == 'wait' else seen.do}: {seen.reason}")
+        # Opened in one step and continued in the next, by which a kill between them is like any other.
         if seen.do == "open":
             self._open(config, name, seen, domain)
         elif seen.do == "continue" and seen.open is not None:
@@ -408,6 +408,7 @@ def notice(event: str, release: str, reason: str) -> dict[str, Any]:
 def send_notice(document: dict[str, Any], command: Sequence[str]) -> str:
     """Run the command, without a shell, with the notice as JSON on its standard input, and return why it failed, or
     "". It never raises: the loop continues whatever becomes of a notice."""
+    # Without a shell: a reason may quote what a stranger sent.
     null = subprocess.DEVNULL
     try:
         process = subprocess.Popen([*command], stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)

@@ -43,6 +43,7 @@ class Domain:
     @property
     def name(self) -> str:
         """Return the name of its releases."""
+        # The characters that a release's name may have.
         return f"{self.of}-{re.sub('[^a-z0-9]+', '-', self.value).strip('-')}"
 
     def holds(self, row: PoolRow) -> bool:
@@ -51,6 +52,7 @@ class Domain:
 
 def domain_value(row: PoolRow, by: str) -> str:
     """Return a row's value as the gateway reads a request's."""
+    # "Billing  TEAM" of one client and "billing team" of another are one domain.
     return " ".join(((row.agent if by == "agent" else row.category) or "").split()).casefold()
 
 
@@ -116,6 +118,7 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> None:
     about = (cycle.id, cycle.name, cycle.opened, cycle.opened_for, json.dumps(dict(cycle.config)), cycle.champion)
     columns = "id, name, opened, opened_for, config, champion, domain"
     with transaction(database):
+        # Not replaced in place: a cycle that failed begins anew, with today's settings and no failure.
         database.execute("DELETE FROM cycles WHERE id = ? AND ending = 'failed'", (cycle.id,))
         database.execute(f"INSERT OR IGNORE INTO cycles ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*about, domain))
 
@@ -143,6 +146,7 @@ def end_cycle(
 ) -> None:
     """Close a cycle. `trained`: ids of the rows that it or the champion of its time trained on or held out, which no
     longer count as new."""
+    # With its end, in one transaction: rows of a cycle that a kill left open are still new.
     with transaction(database):
         rows = ((cycle.name, identity) for identity in trained)
         database.executemany("INSERT OR IGNORE INTO cycle_rows VALUES (?, ?)", rows)
@@ -153,6 +157,7 @@ def end_cycle(
 def newly_rolled_back(database: sqlite3.Connection, name: str) -> list[Release]:
     """Return the releases of promoted cycles of a name and its domains that were rolled back since, and mark their
     cycles: each is returned once."""
+    # Written down one by one: a kill between two tells none twice and loses none but the one that it hit.
     found = []
     for cycle in _cycles(database, "ending = 'promoted' AND ?1 IN (name, domain ->> 'of') ORDER BY opened", name):
         release = release_of(database, cycle)
@@ -166,6 +171,7 @@ def newly_rolled_back(database: sqlite3.Connection, name: str) -> list[Release]:
 
 def trained_rows(database: sqlite3.Connection, name: str) -> frozenset[str]:
     """Return the ids of the rows that a closed cycle of this name, or its champion, trained on or held out."""
+    # Not read from the snapshots: `rm --unused` deletes those of runs that are gone.
     return frozenset(row for (row,) in database.execute("SELECT row FROM cycle_rows WHERE name = ?", (name,)))
 
 

@@ -36,12 +36,12 @@ from hivetune.release.registry import Release, check_release_name, forgotten_row
 from hivetune.run.folder import read_record
 from hivetune.train.plan.run import plan_document, plan_run
 
-MIN_STEPS = 10  # fewer are not worth an evaluation
+MIN_STEPS = 10  # fewer are not worth an evaluation, which takes minutes
 # With fewer a domain has little to add to what all rows taught; not measured.
 MIN_ROWS = 200
 # Held-out sessions; with fewer no interval is narrow enough at a divided level.
 MIN_HELD_OUT = 20
-SHOWN_SOURCES = 5
+SHOWN_SOURCES = 5  # a person looks at the largest first
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class RowsNow:
     snapshot: Snapshot | None = None
     groups: int = 0
     hours: float | None = None
-    disk_bytes: int = 0
     problem: str = ""
     key: tuple[Any, ...] | None = None
 
@@ -72,7 +71,7 @@ def read_rows_now(
             return before
         pool = pool_of(config)
         rows = list(pool.pool())
-        hours, disk_bytes, problem = planned(config, rows)
+        hours, problem = planned(config, rows)
     except DataRefused as error:
         return RowsNow(problem=error.message, key=key)
     except UsageError as error:
@@ -83,11 +82,12 @@ def read_rows_now(
     known = known_rows(database, name, champion)
     # A release's own answer is no evidence, so it is no reason to begin either.
     new = {row.tied for row in rows if row.id not in known and row.answered_by is None}
-    return RowsNow(pool, len(new) + forgotten, hours, disk_bytes, problem, key)
+    return RowsNow(pool, len(new) + forgotten, hours, problem, key)
 
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
     """Return what changes whenever the rows may have changed: the store's counts, and size and time of files."""
+    # A look comes each minute; preparing a million rows only to find the same takes longer than that.
     counts = "count(*), max(rowid), count(feedback), total(feedback), total(length(row))"
     marks: list[Any] = [
         database.execute(f"SELECT {counts} FROM interactions").fetchone(),
@@ -143,7 +143,9 @@ def choose_rows(
     # A release's own answer is never evidence, so that no release judges its successors.
     left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
     left_out |= {row.id: "other-domain" for row in rows if domain is not None and not domain.holds(row)}
+    # Only trained rows cost training; the held-out ones stay, so that all candidates are judged by the same.
     trained = [row for row in rows if row.split == "train" and row.id not in left_out]
+    # All new ones before any old one: what nobody has learned yet is why this cycle runs.
     room = sum(row.length for row in trained) if budget_tokens is None else budget_tokens
     new = sorted((row for row in trained if row.id not in known), key=_oldest_first)
     old = sorted((row for row in trained if row.id in known), key=_by_content)
@@ -160,7 +162,8 @@ def _oldest_first(row: PoolRow) -> tuple[Hashable, ...]:
 
 
 def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
-    """Return a sort key that is the same for the same rows and that nobody can choose."""
+    """Return a sort key that is the same for the same rows."""
+    # Keyed, so that nobody can write rows that are always or never replayed.
     return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
 
 
@@ -174,18 +177,18 @@ def affordable_tokens(config: RunConfig, rows: Sequence[PoolRow], hours: float |
     return tokens if tokens >= MIN_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
 
 
-def planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:
-    """Plan a training on all rows: the upper end of its hours, bytes on the disk, and why it does not fit."""
+def planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, str]:
+    """Plan a training on all rows: the upper end of its hours, None if unknown, and why it does not fit."""
     lengths = [row.length for row in rows if row.split == "train"]
     plan = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
     document = plan_document(plan)
     hours = document["hours_range"][1] if document["fits"] and document["hours_range"] else None
-    refusal = "" if plan.refusal is None else plan.refusal.message
-    return hours, sum(document["disk_bytes"].values()), refusal
+    return hours, "" if plan.refusal is None else plan.refusal.message
 
 
 def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
     """Return 12 hex digits: the same rows to choose from, settings, base model and champion are the same cycle."""
+    # By content: a base that was downloaded again is the same.
     model = folder_for(config.model, config.template) / MANIFEST
     parts = {
         "rows": pool.hash,
@@ -201,10 +204,9 @@ def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str
 
 def by_source(rows: Iterable[PoolRow]) -> str:
     """Return the number of rows of each source in words, the largest first."""
-    counts = Counter(row.source.rpartition(":")[0] or row.source for row in rows)
-    more = len(counts) - SHOWN_SOURCES
-    shown = [f"{count} of {source}" for source, count in counts.most_common(SHOWN_SOURCES)]
-    return ", ".join([*shown, *([f"{more} more sources"] if more > 0 else [])])
+    counts = Counter(row.source.rpartition(":")[0] or row.source for row in rows).most_common()
+    more = [f"{len(counts) - SHOWN_SOURCES} more sources"] if len(counts) > SHOWN_SOURCES else []
+    return ", ".join([*(f"{count} of {source}" for source, count in counts[:SHOWN_SOURCES]), *more])
 
 
 def domains_of(config: RunConfig, rows: Iterable[PoolRow]) -> list[Domain]:

@@ -43,6 +43,7 @@ from hivetune.walk import register_run
 BY = "cycle"  # who moved an alias, in its history
 # Before the window ends: work that leaves nothing unfinished ends at once, and a training saves first.
 ENDING_S, SAVING_S = 5.0, 30.0
+# SQLite's is a lock that another process held too long, or a disk.
 FAILURES = (HivetuneError, OSError, sqlite3.OperationalError)  # what is told; any other is a bug
 
 Ended = tuple[CycleEnd, str]
@@ -78,7 +79,7 @@ class Work:
         with closing(open_database()) as database:
             record.begin_station(database, self.cycle, name)
         self.journal.append("begin", cycle=self.cycle.id, station=name)
-        self.journal.sync()
+        self.journal.sync()  # what a power cut ends is named, not guessed
         self.listener.say(name)
         words: list[str] = []
         outcome = "failed"
@@ -153,6 +154,7 @@ def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
         new = [row for row in trained if row.id not in behind]
         if end == "refused" and then is not None and new:
             reason = f"{reason}; new since {cycle.champion}: {rows.by_source(new)}. Set aside what is wrong among them"
+        # Each is three times the adapter, and a nightly loop makes some every night.
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
@@ -177,6 +179,7 @@ def _over(cycle: CycleRow) -> Ended | None:
         identity = read_record(cycle.run).get("identity", {})
         if forgotten := registry.forgotten_rows(database, identity.get("snapshot", "")):
             return "given_up", f"{forgotten} of its rows were forgotten"
+    # Its losses would be of other tokens than those of its own base, and its adapter is not for this one.
     config = settings_then(cycle)
     manifest = folder_for(config.model, config.template) / MANIFEST
     if manifest.exists() and sha256_file(manifest) != identity.get("model"):
@@ -288,6 +291,7 @@ def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
         base=read_document(run.folder / EVALUATION),
         champion=None if rival is None else read_document(cycle.folder / record.AGAINST_CHAMPION),
         known=known,
+        # Every candidate that was judged against this champion has spent its part of the 5 %.
         look=1 + sum(record.gate_of(other).get("rival", "") == label for other in earlier),
         shares=1 if cycle.domain is None else cycle.domain.shares,
     )
@@ -306,6 +310,7 @@ def ensure_registered(work: Work, run: Run) -> Release:
     with closing(open_database()) as database:
         release = record.release_of(database, work.cycle)
     if release is None:
+        # The release's name leads to its domain: the gateway routes by what the proof says.
         with work.station("register") as words, when_idle():
             domain = work.cycle.domain
             facts = None if domain is None else {"of": domain.of, "by": domain.by, "value": domain.value}

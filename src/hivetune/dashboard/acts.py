@@ -16,7 +16,7 @@ from hivetune.judge.frozen import freeze_wins
 from hivetune.release.registry import promote, returns_to, rollback, who
 from hivetune.run.status import ask_to_stop
 
-MAX_REASON_CHARS = 500
+MAX_REASON_CHARS = 500  # a sentence or two in the history
 
 
 def _ask(request: PageRequest, title: str, says: str, button: str, command: str, back: str, **more: Any) -> Page:
@@ -40,7 +40,7 @@ def promotion(watcher: Watcher, request: PageRequest) -> Page:
     if request.form is not None:
         with closing(open_database()) as database:
             promoted = promote(database, release.label, by=who(), reason=_reason(request.form))
-        frozen = freeze_wins(promoted)
+        frozen = freeze_wins(promoted)  # small losses would add up from release to release otherwise
         lines = [f"{frozen} of its right answers are frozen questions now."] if frozen else []
         return _done(f"{promoted.label} is the champion", lines, back)
     says = f"Its verdict is: {release.verdict}. It becomes what {release.name} means, and what is served."
@@ -52,7 +52,7 @@ def promotion(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def rolling_back(watcher: Watcher, request: PageRequest) -> Page:
-    """Roll back only the champion that the page showed: another release may be champion by now."""
+    # The release that the page showed, not NAME: another one may be champion by now.
     release = named_release(request)
     back = f"/releases/{release.name}/{release.version}"
     with closing(open_database()) as database:
@@ -73,7 +73,7 @@ def stopping(watcher: Watcher, request: PageRequest) -> Page:
     run, back = named_run(watcher, request), f"/runs/{request.named['run']}"
     ends = "ends after the step that it is in and a checkpoint"
     if request.form is not None:
-        # A second signal would end it without a checkpoint.
+        # A second signal would end it without a checkpoint: the first one of a person may come from the terminal.
         message = f"It was asked to stop already, and {ends}." if run.read.stopping else f"It {ends}."
         if not run.read.stopping and not ask_to_stop(run.path):
             message = "It had ended already."
@@ -94,6 +94,7 @@ def forgetting(watcher: Watcher, request: PageRequest) -> Page:
         return _ask(request, f"Forget the {kind} {value}?", says, "Forget", command, "/data", hidden=hidden)
     with closing(open_database()) as database:
         result = forget(database, kind, value)
+    # A snapshot's name is the hash of its content, so it is named and not changed; `rm` deletes it with its runs.
     lines = [f"{result.interactions:,} interactions were removed, and are kept out from now on."]
     lines += [f"{result.past_wins} past wins were made of them and are removed."] if result.past_wins else []
     for taint in result.taints:

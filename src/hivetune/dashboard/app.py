@@ -34,8 +34,8 @@ from hivetune.errors import Busy, HivetuneError, NotDeployed, NotThere, UsageErr
 from hivetune.serve.guard import Door, Guard
 from hivetune.serve.run import Addition, listen_on, own_hosts
 
-MAX_FORM_BYTES = 64 << 10
-FORM_TIMEOUT_S = 30.0
+MAX_FORM_BYTES = 64 << 10  # a correction is the longest, and at most as long as an answer
+FORM_TIMEOUT_S = 30.0  # a connection is held so long by whoever sends a form slowly
 HOST = "127.0.0.1"
 # Training comes first. Beside four busy processes on two cores, the first page of a home with a run of 100,000 steps
 # took 11 s at priority 19 and 3 s at 5.
@@ -85,12 +85,14 @@ def dashboard_addition() -> Addition:
 
 
 def _page_request(request: Request, form: Mapping[str, str] | None = None) -> PageRequest:
+    # `path` is what Mount adds: the rest of the address.
     named = {key: str(value) for key, value in request.path_params.items() if key != "path"}
     return PageRequest(request.url.path.removeprefix(BELOW), named, dict(request.query_params), form)
 
 
 async def _form(request: Request) -> dict[str, str]:
     """Return the fields of a form, each once. Raises UsageError."""
+    # Starlette's own reading needs python-multipart, whose parser had CVE-2024-24762. A form here is urlencoded.
     body = b""
     try:
         async with asyncio.timeout(FORM_TIMEOUT_S):
@@ -120,6 +122,7 @@ async def _login(request: Request) -> Response:
     sent = await _form(request) if request.method == "POST" else request.query_params
     token = sent.get("token", "").strip()
     if page.is_token(token):
+        # "lax" would send the cookie with a link from another site, and the page would open there.
         response: Response = RedirectResponse(f"{BELOW}/", 303)
         response.set_cookie(page.cookie_name(), page.cookie_value(), httponly=True, samesite="strict", path=BELOW)
         return response
@@ -136,6 +139,7 @@ async def _logout(request: Request) -> Response:
 
 async def _static(path: Path, request: Request) -> Response:
     kind = "text/javascript" if path.suffix == ".js" else "text/css"
+    # Read again each time, so that a page is never beside the style sheet of an earlier version.
     return Response(path.read_bytes(), media_type=f"{kind}; charset=utf-8")
 
 
@@ -167,8 +171,8 @@ def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
             access_log=False,
             http="h11",
             ws="none",
-            lifespan="off",
-            timeout_graceful_shutdown=2,
+            lifespan="off",  # nothing is started or ended with it
+            timeout_graceful_shutdown=2,  # an open page asks again every 3 s and would delay the end
             server_header=False,
         )
         on_ready(f"http://{HOST}:{listening.getsockname()[1]}{BELOW}/")
@@ -179,6 +183,7 @@ def guarded_dashboard(listening: socket.socket) -> ASGIApp:
     """Return everything that this server answers, behind the guard."""
     added = dashboard_addition()
     app = Starlette(routes=[Route("/", _to_dashboard), *added.routes])
+    # Anything that is not the dashboard is nobody's, but for the way to it.
     elsewhere = Door(client_of=lambda token: None, open=frozenset({"/"}))
     return Guard(app, own_hosts((HOST, "localhost"), listening.getsockname()[1]), [added.door, elsewhere])
 

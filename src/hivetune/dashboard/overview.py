@@ -19,7 +19,7 @@ from hivetune.run.folder import ADAPTER, EVALUATION, read_record
 from hivetune.run.status import RunStatus, known_runs, shortest_names
 from hivetune.serve.route import gateway_folder, loaded_labels
 
-RECENT_RUNS = 5
+RECENT_RUNS = 5  # the screen has 24 lines
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
 def cycle_loop(database: sqlite3.Connection, name: str) -> CycleLoop:
     """Return the loop of a name, which is in `loop_names`."""
     folder = loop_folder(name)
+    # The tail alone: the journal of a loop grows for years.
     holder, cycles, entries = lock_holder(folder), cycles_of(database, name), read_tail(folder / JOURNAL)
     done = [entry for entry in entries if entry["event"] == "end"][-1:]
     decisions: list[Mapping[str, Any]] = [entry for entry in entries if entry["event"] == "decision"]
@@ -144,6 +145,7 @@ def next_steps(
     runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], interactions: int, *, served: bool
 ) -> Iterator[Suggestion]:
     """Yield at most one step of each station, for the newest run."""
+    # The newest alone: what an older run never got is no longer wanted.
     finished = next((status for status in runs if status.state == "done"), None)
     if not runs:
         yield Suggestion("see the whole walk on a small model", "hivetune demo")
@@ -155,7 +157,8 @@ def next_steps(
 
 
 def _after(run: Path, name: str, registered: set[str]) -> Iterator[Suggestion]:
-    """Yield what follows a finished run. A damaged document is named with the command that makes it again."""
+    """Yield what follows a finished run."""
+    # A damaged document is named with the command that makes it again.
     try:
         if (run / EVALUATION).exists():
             passed = read_document(run / EVALUATION).get("verdict") == "deploy"

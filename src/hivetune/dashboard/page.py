@@ -85,6 +85,7 @@ def fragment(template: str, values: Mapping[str, Any]) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     loader, strict = jinja2.FileSystemLoader(_FOLDER / "templates"), jinja2.StrictUndefined
+    # A value that is not there is an error, which `of_this_version` tells; it is never an empty cell.
     made = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     made.globals |= {"base": BELOW, "form_token": form_token, "link": link, "run_id": run_id, "short_path": short_path}
     made.filters |= {"duration": duration, "size": size, "number": number, "quoted": quoted}
@@ -116,6 +117,7 @@ def _count(value: int, singular: str, many: str = "") -> str:
 
 def _cell(value: Any) -> Any:
     """Return a number as a cell of a table shows it, with its thousands separated. None is a dash."""
+    # Losses and rates are floats, counts are not.
     if value is None or isinstance(value, float):
         return number(value)
     return f"{value:,}" if isinstance(value, int) else value
@@ -151,16 +153,18 @@ def is_token(value: str) -> bool:
 
 
 def is_equal(value: str, expected: str) -> bool:
-    """Compare in constant time. Nothing equals an empty value: there is no token yet."""
+    """Compare in constant time."""
+    # Nothing equals an empty value: there is no token yet.
     return bool(expected) and hmac.compare_digest(value.encode(), expected.encode())
 
 
 def dashboard_door() -> Door:
-    """Return the access rule of everything below /dashboard. The login and its style sheet need no token."""
+    """Return the access rule of everything below /dashboard."""
     return Door(
         client_of=lambda value: "owner" if is_equal(value, cookie_value()) or is_token(value) else None,
         below=BELOW,
         cookie=cookie_name(),
+        # The login is a page with a style sheet too.
         open=frozenset({LOGIN, *(f"{BELOW}/static/{name}" for name in STATIC)}),
         login=LOGIN,
     )

@@ -43,7 +43,8 @@ from hivetune.run.status import RunStatus
 RUNS_OVER_EACH_OTHER = 6  # more lines than that are not told apart
 MAX_ENTRIES = 50  # of a loop's journal
 MAX_SNAPSHOTS = 200
-ROWS_A_PAGE, MAX_SHOWN_CHARS, MAX_DIGITS = 50, 2000, 9
+ROWS_A_PAGE, MAX_SHOWN_CHARS = 50, 2000
+MAX_DIGITS = 9  # of a page's number: SQLite's OFFSET has 64 bits
 # Curve and title of each plot of a run.
 PLOTS = {
     "loss": "Loss, nats per token",
@@ -126,6 +127,7 @@ def _losses(found: Found) -> Markup:
     """Return the smoothed losses of the newest runs over each other, the newest as the strongest line."""
     drawn = [(run.path.name, run.read.curves["loss"]) for _, run, _ in found if len(run.read.curves["loss"]) > 2]
     drawn = drawn[:RUNS_OVER_EACH_OTHER]
+    # In names beside the lines, not in a legend of six colours that nobody tells apart.
     curves = [
         Curve(name, "raw" if number else "smooth", smoothed(series.buckets()), label=name)
         for number, (name, series) in enumerate(drawn)
@@ -166,7 +168,7 @@ def _plot(run: WatchedRun, name: str, title: str) -> Markup:
     summary = f"{len(series):,} points, the newest {number(series.values[-1])}"
     if name == "loss" and validation:
         means = [(bucket.step, bucket.mean) for bucket in validation]
-        curves.append(Curve("validation", "second", means, dots=len(means) <= 100))
+        curves.append(Curve("validation", "second", means, dots=len(means) <= 100))  # more dots touch
         summary += f"; validation {means[-1][1]:.4g}"
     return plot(title, summary, curves, number=number, from_zero=name in ("tokens_per_second", "memory"))
 
@@ -223,10 +225,11 @@ def _release_row(release: Release, forgotten: int) -> tuple[Any, ...]:
 
 
 def release_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show a release. Damaged or pruned files are named; the registry's own facts are always shown."""
+    """Show a release."""
     release = named_release(request)
     problem, origin, answers = "", {}, Markup()
     with closing(open_database()) as database:
+        # What is damaged is named by its error; the registry itself is shown all the same.
         try:
             origin = explain_release(database, release.label)
             if not release.pruned and (release.folder / EVALUATION).is_file():
@@ -267,6 +270,7 @@ def rows_page(watcher: Watcher, request: PageRequest) -> Page:
         folder = snapshot_folder(database, release.snapshot)
     if folder is None or not (folder / ROWS_FILE).is_file():
         raise UsageError("the snapshot of this release was deleted; its rows can't be shown")
+    # `finished`: nobody writes a snapshot, so its database is read without a lock or a file beside it.
     with closing(open_to_read(folder / ROWS_FILE, finished=True)) as database:
         (total,) = database.execute("SELECT count(*) FROM rows WHERE split = ?", (split,)).fetchone()
         page = (split, ROWS_A_PAGE, ROWS_A_PAGE * (number - 1))
@@ -297,6 +301,7 @@ def data_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _snapshot_row(digest: str, path: str, created: float) -> tuple[Any, ...]:
+    # Its folder is gone, or another version wrote it.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         manifest = read_json(stored_path(path) / MANIFEST)
         counts = (int(manifest["num_rows"]), int(manifest["num_tokens"]))

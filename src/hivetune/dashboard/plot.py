@@ -63,8 +63,10 @@ def plot(
         text = f"{round(value):,}" if abs(value) >= 10 or math.isclose(value, round(value)) else f"{value:.1f}"
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{text}</text>')
     parts.append(f'<text x="0" y="{HEIGHT - 6}">{escape(x_name)}</text>')
+    # Later curves lie above: the smoothed one above what was measured.
     parts += [part for curve in curves if curve.points for part in _drawn(curve, place)]
     label, box = escape(f"{title}: {summary}"), f'viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}"'
+    # With these a point of the picture can be read back as step and value.
     ends = f'data-x="{first:g},{last:g}" data-y="{low!r},{high!r}"'
     return Markup(f'<svg class="chart" {box} role="img" aria-label="{label}" {ends}>{"".join(parts)}</svg>')
 

@@ -27,8 +27,8 @@ from hivetune.errors import NotThere, UsageError
 from hivetune.release.registry import who
 from hivetune.serve.capture import correct_row, rate_row
 
-ROWS_A_PAGE = 20
-MAX_SHOWN_CHARS = 4000
+ROWS_A_PAGE = 20  # a person rates them in some minutes, and then sees the next worst
+MAX_SHOWN_CHARS = 4000  # of a turn: a screen of text
 # Conditions are written as the indexes of interactions are (base/hive.sql), which keeps a page of 100,000 rows below
 # 200 ms.
 FILTERS = {
@@ -137,6 +137,7 @@ def _row(identity: str, source: str, agent: str | None, moment: float | None, *m
     last = chat[-1] if chat else {}
     is_answer, state = last.get("role") == "assistant", _state(row, rating, is_aside=aside is not None)
     turns = [(str(turn.get("role", "")), _shown(turn), False) for turn in chat]
+    # Only the last answer of a chat is rated; earlier turns are its context.
     if is_answer and state.startswith("trained"):
         turns[-1] = (*turns[-1][:2], True)
     if isinstance(rejected := row.get("rejected_answer"), dict):
@@ -198,15 +199,16 @@ def do_act(database: sqlite3.Connection, identity: str, act: str, correction: st
         elif act != "aside":
             changed = rate_row(row, "up" if act == "up" else "down")
         _write(database, identity, changed, aside != (act == "aside"), by)
+        # The whole row as it was: an undo needs no rule for each act.
         columns, before = "interaction, act, by, time, before", json.dumps({"row": row, "aside": aside})
         values = (identity, act, by, time.time(), before)
         database.execute(f"INSERT INTO acts ({columns}) VALUES (?, ?, ?, ?, ?)", values)
 
 
 def undo_newest(database: sqlite3.Connection, number: int | None = None) -> str:
-    """Undo an act, by default the newest, and return the id of its row. Later acts on the same row are undone first.
-    Raises UsageError where there is none."""
+    """Undo an act, by default the newest, and return the id of its row. Raises UsageError where there is none."""
     with transaction(database):
+        # With it the later acts on the same row: what was before this act was before them too.
         which = "SELECT coalesce(?, max(number)) FROM acts WHERE undone IS NULL"
         of_its_row = f"number >= ({which}) AND interaction = (SELECT interaction FROM acts WHERE number = ({which}))"
         query = f"SELECT number, interaction, before FROM acts WHERE undone IS NULL AND {of_its_row} ORDER BY number"
@@ -221,7 +223,8 @@ def undo_newest(database: sqlite3.Connection, number: int | None = None) -> str:
 
 
 def _write(database: sqlite3.Connection, identity: str, row: Mapping[str, Any], aside: bool, by: str) -> None:
-    """Write a row, and whether it and its copies are set aside."""
+    """Write a row, and whether it is set aside."""
+    # By its content: copies that were collected from elsewhere, or come again, are set aside with it.
     query = "SELECT content_id FROM interactions WHERE id = ?"
     (content,) = database.execute(query, (identity,)).fetchone()
     change_row(database, identity, row, row.get("feedback"))
