@@ -196,7 +196,6 @@ TEN_CAUSES: dict[str, list[Any]] = {
         turns({"role": "system", "content": "s"}, ASK),
         {"conversations": [{"from": "human", "value": "q"}]},
         {"request": {"messages": [ASK]}, "response": {"choices": []}},
-        {"custom_id": "a", "body": {"messages": [ASK]}},
         {"contents": [{"role": "user", "parts": [{"text": "q"}]}]},
         {**turns(ASK), "response": None},
         {"request": {"messages": [ASK]}, "response": {"candidates": []}},

@@ -81,7 +81,6 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def forget_formats() -> None:
     for cached in (formats.all_formats, formats.formats_with, formats._of_kind, formats._batch_mark):
         cached.cache_clear()
-    formats._batches_with.cache_clear()
 
 
 def bring(value: str, monkeypatch: pytest.MonkeyPatch) -> None:

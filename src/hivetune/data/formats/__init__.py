@@ -9,7 +9,7 @@ import pkgutil
 import re
 import sqlite3
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -29,6 +29,7 @@ from hivetune.errors import DataRefused, UsageError
 _SPEAKERS, _SPOKEN = ("role", "sender", "speaker", "from"), ("content", "text", "message", "body", "value")
 _MAX_NAMED, _MAX_CHARS = 8, 30
 OWN_FILE = Path(__file__).with_name("formats.toml")
+AnyKind = TypeVar("AnyKind", Format, Batch, Log, Store)
 
 
 @cache
@@ -69,37 +70,45 @@ def _foreign(entry: EntryPoint) -> AnyFormat:
     except Exception as error:  # noqa: BLE001 (whatever that package does)
         problem = f"can't be loaded: {type(error).__name__}: {error}"
     else:
-        if isinstance(form, Format):
-            return form._replace(read=_careful(form.name, form.read))
         if isinstance(form, AnyFormat):
-            return form
+            return form._replace(read=lambda row: _carefully(form, row)) if isinstance(form, Format) else form
         problem = "is no Format, Batch, Log or Store"
-    raise UsageError(
-        f"the format {entry.name!r} of another package ({entry.value}) {problem}",
-        hint="correct that package, or uninstall it",
-    )
+    fact = f"the format {entry.name!r} of another package ({entry.value}) {problem}"
+    raise UsageError(fact, hint="correct that package, or uninstall it")
 
 
-def _careful(name: str, read: Callable[[Row], Conversation | None]) -> Callable[[Row], Conversation | None]:
-    def careful(row: Row) -> Conversation | None:
-        try:
-            return read(row)
-        except RowRefused:
-            raise
-        except Exception as error:
-            hint = f"the format {name} of another package failed on it: {type(error).__name__}: {error}"
-            raise RowRefused("unknown-layout", hint) from error
-
-    return careful
-
-
-Kind = TypeVar("Kind", Format, Batch, Log, Store)
+def _carefully(form: Format, row: Row) -> Conversation | None:
+    try:
+        return form.read(row)
+    except RowRefused:
+        raise
+    except Exception as error:
+        hint = f"the format {form.name} of another package failed on it: {type(error).__name__}: {error}"
+        raise RowRefused("unknown-layout", hint) from error
 
 
 @cache
-def _of_kind(kind: type[Kind]) -> dict[str, Kind]:
+def _of_kind(kind: type[AnyKind]) -> dict[str, AnyKind]:
     """Return the formats of one kind by their names, in the order in which they are asked."""
     return {form.name: form for form in all_formats() if isinstance(form, kind)}
+
+
+@lru_cache(512)  # asking all formats took half the time of a record
+def formats_with(names: tuple[str, ...]) -> tuple[Format, ...]:
+    """Return the formats that a record with these columns may have, in the order in which they are asked."""
+    return tuple(form for form in _of_kind(Format).values() if _has_needs(form, names))
+
+
+def _has_needs(form: Format | Batch, names: tuple[str, ...]) -> bool:
+    return all(not set(need.split("|")).isdisjoint(names) for need in form.needs)
+
+
+def format_named(name: str) -> Format | None:
+    """Return the format of records with this name; None for the conversations that a file's format joined."""
+    return _of_kind(Format).get(name)
+
+
+# Of whole files.
 
 
 def format_of_file(head: Head) -> Log | None:
@@ -136,9 +145,13 @@ def rows_of_file(name: str, path: str, lines: Lines) -> Iterator[PlacedRow]:
             raise DataRefused(f"{spelled(path)} is damaged: {error}", hint="get the file again") from None
 
 
+# Of records.
+
+
 @cache
 def _batch_mark() -> re.Pattern[bytes]:
-    keys = sorted({key for form in _of_kind(Batch).values() for key in form.needs})
+    """Return a pattern that all records of batches match."""
+    keys = sorted({key for form in _of_kind(Batch).values() for need in form.needs for key in need.split("|")})
     return re.compile(b'"(?:%s)"' % "|".join(map(re.escape, keys)).encode())
 
 
@@ -153,31 +166,9 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict) or "messages" in record:
         return None
-    for batch in _batches_with(tuple(record)):
-        if inside := [json.dumps(row).encode() for row in batch.rows(record)]:
-            return inside
-    return None
-
-
-# Asking all formats took half the time of a record.
-
-
-@lru_cache(512)
-def _batches_with(names: tuple[str, ...]) -> tuple[Batch, ...]:
-    """Return the batches that a record with these columns may be."""
-    return tuple(form for form in _of_kind(Batch).values() if not set(form.needs).isdisjoint(names))
-
-
-@lru_cache(512)
-def formats_with(names: tuple[str, ...]) -> tuple[Format, ...]:
-    """Return the formats that a record with these columns may have, in the order in which they are asked."""
-    formats = _of_kind(Format).values()
-    return tuple(form for form in formats if all(not set(need.split("|")).isdisjoint(names) for need in form.needs))
-
-
-def format_named(name: str) -> Format | None:
-    """Return the format of records with this name; None for the conversations that a file's format joined."""
-    return _of_kind(Format).get(name)
+    batches = (batch for batch in _of_kind(Batch).values() if _has_needs(batch, tuple(record)))
+    found = ([json.dumps(row).encode() for row in batch.rows(record)] for batch in batches)
+    return next((rows for rows in found if rows), None)
 
 
 def read_conversation(row: Row) -> Conversation:
@@ -191,21 +182,12 @@ def read_conversation(row: Row) -> Conversation:
     for form in formats_with(tuple(row)):
         if (conversation := form.read(row)) is not None:
             return conversation
-    raise _unknown(row, named)
-
-
-def _unknown(row: Row, named: Row) -> RowRefused:
-    """Return the refusal of a row of no format, of one message, or of one half of a batch. `named`: with the names that
-    the file has.
-    """
-    if "custom_id" in row and (row.get("body") or row.get("params")):
-        return RowRefused("no-answer", "a question of a batch: give the file with its answers too")
     if "custom_id" in row:
-        return RowRefused("earlier-turns-missing", "an answer of a batch: give the file with its questions too")
+        raise RowRefused("unknown-layout", "half of a batch: join each `body` to its `response`")
     speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), None)
     spoken = next((name for name in _SPOKEN if isinstance(row.get(name), str | list)), None)
     if speaker and spoken:
-        return RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
+        raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
     names = ", ".join(str(name)[:_MAX_CHARS] for name in list(named)[:_MAX_NAMED]) or "none"
     fact = f"no prompt or answer column recognised among {names}"
-    return RowRefused("unknown-layout", f"{fact}; map yours: --columns prompt=...,completion=...")
+    raise RowRefused("unknown-layout", f"{fact}; map yours: --columns prompt=...,completion=...")

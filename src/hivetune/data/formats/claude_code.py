@@ -20,6 +20,7 @@ _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress
 _INTERRUPTED = "[Request interrupted by user"
 _REJECTED = "The user doesn't want to proceed with this tool use"
 _CLEAR = "<command-name>/clear</command-name>"
+_NOTES = ("isApiErrorMessage", "isMeta", "isVisibleInTranscriptOnly")  # marks of what nobody said
 # What the program itself writes as a user's turn.
 _OWN_TEXTS = (
     *("<local-command-caveat>", "<command-name>", "<local-command-stdout>", "<local-command-stderr>"),
@@ -29,26 +30,24 @@ _OWN_TEXTS = (
 
 @dataclass(slots=True)
 class _Line:
+    """A line, with who speaks in it, if anybody. `is_note`: an error of the API, a note to the user or the output of a
+    command, which nobody said.
+    """
+
     number: int
-    event: dict[str, Any]
+    event: Row
     parent: str | None
     role: str | None
-    message: dict[str, Any]
-    noise: bool
+    message: Row
+    is_note: bool = False
 
-    def parts(self, kind: str) -> list[dict[str, Any]]:
-        parts = listed(self.message.get("content"))
-        return [part for part in parts if isinstance(part, dict) and part.get("type") == kind]
+    def parts(self, kind: str) -> list[Row]:
+        return [part for part in listed(self.message.get("content")) if one_of(part, "type") == kind]
 
     @property
     def answer_id(self) -> str | None:
         """Return the id that all lines of one answer share."""
-        answer_id = self.message.get("id") if self.role == "assistant" else None
-        return answer_id if isinstance(answer_id, str) and answer_id else None
-
-    @property
-    def asks_subagent(self) -> bool:
-        return self.role == "user" and self.event.get("isSidechain") is True and not self.parts("tool_result")
+        return str(self.message["id"]) if self.role == "assistant" and self.message.get("id") else None
 
 
 def is_line(row: Row) -> bool:
@@ -60,36 +59,17 @@ def is_line(row: Row) -> bool:
     return row.get("type") in _OTHER_TYPES and ("sessionId" in row or "snapshot" in row)
 
 
-def _lines_of(session: Sequence[PlacedEvent]) -> dict[str, _Line]:
-    """Return the lines by their names, with orders that only the queue holds before the answer that they were typed
-    into.
-    """
-    lines: dict[str, _Line] = {}
-    orders: dict[str, int] = {}
-    for number, event in session:
-        if event.get("reason") == "absorbed_mid_turn" and isinstance(event.get("content"), str):
-            orders[event["content"]] = number
-        attached, kind, uuid, parent = _attached(event), event.get("type"), event.get("uuid"), event.get("parentUuid")
-        role = "user" if attached else str(kind) if kind in _SPOKEN else None
-        name = uuid if isinstance(uuid, str) else f"line {number}"
-        if name in lines and lines[name].message:
-            continue  # written twice: the first stands
-        message = attached or event.get("message") if role else None
-        message = message if isinstance(message, dict) else {}
-        above = parent if isinstance(parent, str) else None
-        lines[name] = _Line(number, event, above, role, message, _is_noise(event, role))
-    for order, number in orders.items():
-        if any(_text(line.message) == order for line in lines.values() if line.role == "user"):
-            continue  # an attachment says it too
-        below = next((line for line in lines.values() if line.number > number and line.role == "assistant"), None)
-        if below is not None:
-            message = {"role": "user", "content": order}
-            lines[f"line {number}"] = _Line(number, {}, below.parent, "user", message, noise=False)
-            below.parent = f"line {number}"
-    return dict(sorted(lines.items(), key=lambda named: named[1].number))
+def _line(number: int, event: Row) -> _Line:
+    kind, parent, attached = event.get("type"), event.get("parentUuid"), _attached(event)
+    role = "user" if attached else str(kind) if kind in _SPOKEN else None
+    said = attached or event.get("message") if role else None
+    message = said if isinstance(said, dict) else {}
+    by_program = role == "user" and _text(message).lstrip().startswith(_OWN_TEXTS)
+    is_note = by_program or message.get("model") == "<synthetic>" or any(event.get(mark) for mark in _NOTES)
+    return _Line(number, event, parent if isinstance(parent, str) else None, role, message, is_note)
 
 
-def _attached(event: Row) -> dict[str, Any] | None:
+def _attached(event: Row) -> Row | None:
     """Return the user's turn that an attachment is: an order that was typed while the model answered, or the text of a
     file. Others are notes of the program.
     """
@@ -102,19 +82,6 @@ def _attached(event: Row) -> dict[str, Any] | None:
     return None
 
 
-def _is_noise(event: Row, role: str | None) -> bool:
-    """Return whether a line is an error of the API, a note to the user or the output of a command, which nobody
-    said.
-    """
-    if event.get("isApiErrorMessage") or event.get("isMeta") or event.get("isVisibleInTranscriptOnly"):
-        return True
-    message = event.get("message")
-    if not isinstance(message, dict):
-        return False
-    written = role == "user" and _text(message).lstrip().startswith(_OWN_TEXTS)
-    return written or message.get("model") == "<synthetic>"
-
-
 def _text(message: Row) -> str:
     content = message.get("content")
     if isinstance(content, str):
@@ -122,38 +89,58 @@ def _text(message: Row) -> str:
     return "\n".join(str(part["text"]) for part in listed(content) if isinstance(part, dict) and "text" in part)
 
 
+def _lines_of(session: Sequence[PlacedEvent]) -> dict[str, _Line]:
+    """Return the lines by their names, in the order of the file."""
+    lines: dict[str, _Line] = {}
+    orders: dict[str, int] = {}
+    for number, event in session:
+        if event.get("reason") == "absorbed_mid_turn" and isinstance(event.get("content"), str):
+            orders[event["content"]] = number
+        name = event["uuid"] if isinstance(event.get("uuid"), str) else f"line {number}"
+        if name not in lines or not lines[name].message:  # of what is written twice the first stands
+            lines[name] = _line(number, event)
+    asked = {_text(line.message) for line in lines.values() if line.role == "user"}
+    for order, number in orders.items():
+        # An order that only the queue holds stands before the answer that it was typed into.
+        below = next((line for line in lines.values() if line.number > number and line.role == "assistant"), None)
+        if order not in asked and below is not None:
+            lines[f"line {number}"] = _Line(number, {}, below.parent, "user", {"role": "user", "content": order})
+            below.parent = f"line {number}"
+    return dict(sorted(lines.items(), key=lambda named: named[1].number))
+
+
 def _rows(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     lines = _lines_of(session)
     for line in lines.values():
         above = lines.get(line.parent or "")
         if above is not None and line.event.get("isMeta") is True and (text := _command_arguments(above)):
-            above.noise, above.message = False, {"role": "user", "content": text}
-        aside = line.asks_subagent and above is not None and above.event.get("isSidechain") is not True
-        if aside or (line.role == "user" and _text(line.message).lstrip().startswith(_CLEAR)):
+            above.is_note, above.message = False, {"role": "user", "content": text}
+        sidechains = [one is not None and one.event.get("isSidechain") is True for one in (above, line)]
+        asks_subagent = sidechains == [False, True] and line.role == "user" and not line.parts("tool_result")
+        if asks_subagent or (line.role == "user" and _text(line.message).lstrip().startswith(_CLEAR)):
             line.parent = None  # a conversation of its own begins
-    for tree in _trees({name: line.parent for name, line in lines.items()}).values():
-        spoken = [name for name in tree if lines[name].role and not lines[name].noise]
+    for tree in _trees({name: line.parent for name, line in lines.items()}):
+        spoken = [name for name in tree if lines[name].role and not lines[name].is_note]
         if spoken:
             yield _row(lines, tree, spoken)
 
 
-def _trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """Return the trees of a log by the names of their first events, each with the names of all its events in the order
-    of the log. A parent may stand below its child: programs write what happens at once as it comes.
-    """
+def _trees(parents: Mapping[str, str | None]) -> list[list[str]]:
+    """Return the trees of a log, each with the names of its events in the order of the log."""
     root_of: dict[str, str] = {}
-    names_of: dict[str, list[str]] = {}
+    trees: dict[str, list[str]] = {}
     for name in parents:
         path: dict[str, None] = {}
         node = name
+        # A parent may stand below its child: programs write what happens at once as it comes.
         while node not in root_of and node not in path:
             path[node] = None
             above = parents[node]
             node = above if above is not None and above in parents else node
         root = root_of.get(node, node)
         root_of |= dict.fromkeys(path, root)
-        names_of.setdefault(root, []).append(name)
-    return names_of
+        trees.setdefault(root, []).append(name)
+    return list(trees.values())
 
 
 def _command_arguments(line: _Line) -> str:
@@ -171,19 +158,19 @@ def _row(lines: Mapping[str, _Line], tree: list[str], spoken: list[str]) -> Plac
     calls = {str(part.get("id")) for name in path for part in lines[name].parts("tool_use")}
     kept: list[_Line] = []
     left_out = set()
-    for name in tree:  # in the order of the file
+    for name in tree:
         line = lines[name]
         results = any(str(part.get("tool_use_id")) in calls for part in line.parts("tool_result"))
-        if line.noise and name in path:
+        if line.is_note and name in path:
             left_out.add("program-notes")
         elif name in path or line.answer_id in answers or results:
             kept.append(line)  # results of calls made at once, and pieces of one answer, hang beside the path
-        elif line.role == "assistant" and not line.noise:
+        elif line.role == "assistant" and not line.is_note:
             left_out.add("other-branches")
-    first = lines[spoken[0]]
-    named = next((lines[name].event for name in tree if "sessionId" in lines[name].event), first.event)
-    facts = {"session_id": named.get("sessionId"), "timestamp": lines[tree[0]].event.get("timestamp")}
-    return first.number, conversation("claude-code", _turns([line for line in kept if line.message]), left_out, **facts)
+    session = next((lines[name].event["sessionId"] for name in tree if "sessionId" in lines[name].event), None)
+    facts = {"session_id": session, "timestamp": lines[tree[0]].event.get("timestamp")}
+    turns = _turns([line for line in kept if line.message])
+    return lines[spoken[0]].number, conversation("claude-code", turns, left_out, **facts)
 
 
 def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
@@ -191,32 +178,29 @@ def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
     answer that the user stopped, or whose call they refused, has no weight.
     """
     turns: list[dict[str, Any]] = []
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str | None, dict[str, Any]] = {}
+    last: dict[str, Any] | None = None  # of the model
     for line in lines:
-        content, answer = line.message.get("content"), str(line.message.get("id") or "")
-        blocks = content if isinstance(content, list) else [{"type": "text", "text": str(content or "")}]
-        turn = answers.get(answer) if line.role == "assistant" else None
-        if turn is None:
-            turn = {"role": line.role, "content": list(blocks)}
-            turns.append(turn)
-            if line.role == "assistant" and answer:
-                answers[answer] = turn
-        else:
-            earlier = {json.dumps(block, sort_keys=True) for block in turn["content"]}
-            turn["content"] += [block for block in blocks if json.dumps(block, sort_keys=True) not in earlier]
-        if line.message.get("stop_reason") == "max_tokens":
-            turn["weight"] = 0
-    last: dict[str, Any] | None = None
-    for turn in turns:
-        if turn["role"] == "assistant":
-            last = turn
-        elif last is not None:
-            results = [part.get("content") for part in objects(turn["content"]) or [] if "tool_use_id" in part]
-            if _INTERRUPTED in _text(turn) or any(_REJECTED in json.dumps(result) for result in results):
+        content = line.message.get("content")
+        blocks = list(content) if isinstance(content, list) else [{"type": "text", "text": str(content or "")}]
+        if line.role == "assistant":
+            last = answers.get(line.answer_id) if line.answer_id else None
+            if last is None:
+                last = answers[line.answer_id] = {"role": "assistant", "content": blocks}
+                turns.append(last)
+            else:
+                earlier = {json.dumps(block, sort_keys=True) for block in last["content"]}
+                last["content"] += [block for block in blocks if json.dumps(block, sort_keys=True) not in earlier]
+            if line.message.get("stop_reason") == "max_tokens":
                 last["weight"] = 0
-    # A user's turn of one part may only say that they interrupted.
-    marks = [t["role"] == "user" and len(t["content"]) == 1 and _text(t).startswith(_INTERRUPTED) for t in turns]
-    return [turn for turn, is_mark in zip(turns, marks, strict=True) if not is_mark]
+            continue
+        text = _text(line.message)
+        results = [part.get("content") for part in objects(blocks) or [] if "tool_use_id" in part]
+        if last is not None and (_INTERRUPTED in text or any(_REJECTED in json.dumps(result) for result in results)):
+            last["weight"] = 0
+        if len(blocks) > 1 or not text.startswith(_INTERRUPTED):  # a turn may only say that they interrupted
+            turns.append({"role": line.role, "content": blocks})
+    return turns
 
 
 # The lines of a tree may stand between those of others.

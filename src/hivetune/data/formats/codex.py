@@ -124,15 +124,12 @@ def _unlearn_answer(items: list[dict[str, Any]]) -> None:
 
 
 def _row(session: _Session) -> Iterator[PlacedRow]:
-    """Yield the row of a session. Its last call may break off, with arguments that are no object: it is left out. One
-    in the middle is read as the text that it is, without weight.
-    """
     while session.items and _is_broken_call(session.items[-1]):
-        session.items.pop()
+        session.items.pop()  # the session ended within it
         session.left_out.add("trailing-turns")
     items: list[dict[str, Any]] = []
     for item in session.items:
-        broken = _is_broken_call(item)
+        broken = _is_broken_call(item)  # it is read as the text that it is, and not learned
         items.append({**item, "type": "custom_tool_call", "input": str(item.get("arguments"))} if broken else item)
         if broken:
             _unlearn_answer(items)

@@ -72,4 +72,4 @@ def _spans(record: Row) -> Iterator[Row]:
 
 _READS = frozenset(("attributes", "events", "resource", "scope", "status", "status_code", *_SPAN_COLUMNS))
 FORMAT = Format("opentelemetry", read, needs=("attributes",), reads=_READS)
-SPANS_FORMAT = Batch("otlp-spans", _spans, needs=("resourceSpans", "batches", "scopeSpans"))
+SPANS_FORMAT = Batch("otlp-spans", _spans, needs=("resourceSpans|batches|scopeSpans",))

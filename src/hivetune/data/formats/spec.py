@@ -14,7 +14,7 @@ from hivetune.data.pieces.answers import Answer, call_of, is_response, read_answ
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Log
 from hivetune.data.pieces.rendered import has_marks, rendered_turns
 from hivetune.data.pieces.sessions import ASSISTANT, SESSION, TableTurn, read_session, table_rows, without_markup
-from hivetune.data.pieces.turns import ROLES, calls_in_text, conversation_of, read_messages, read_system, read_tools
+from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_system, read_tools
 from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, objects, parsed, text_of
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.errors import UsageError
@@ -249,10 +249,9 @@ def _completion(spec: Spec, row: Row) -> Answer:
     changed: tuple[str, ...] = ()
     if isinstance(answer, dict | list) and answer:
         answer, changed = json.dumps(answer, ensure_ascii=False), ("json-answer",)
-    text, calls = calls_in_text(text_of(answer, spec.completion.text))
     thoughts = spec.reasoning.find(row)
     reasoning = thoughts if isinstance(thoughts, str) and thoughts.strip() else None
-    return [Message("assistant", text, tool_calls=calls, reasoning=reasoning)], changed
+    return [Message("assistant", text_of(answer, spec.completion.text), reasoning=reasoning)], changed
 
 
 def _listed_turns(value: Any) -> list[dict[str, Any]] | None:

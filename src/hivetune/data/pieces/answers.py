@@ -8,7 +8,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Tools
 from hivetune.data.pieces.rendered import rendered_turns
-from hivetune.data.pieces.turns import ROLE_KEYS, calls_in_text, is_item, read_messages, read_tools, read_turn
+from hivetune.data.pieces.turns import ROLE_KEYS, is_item, read_messages, read_tools, read_turn
 from hivetune.data.pieces.values import all_texts, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -50,10 +50,10 @@ def read_request(value: Any) -> tuple[list[Message], Tools]:
     asked = next((parsed(value[key]) for key in _PROMPTS if value.get(key) not in (None, "", [])), None)
     if isinstance(asked, str):
         asked = rendered_turns(asked, whole=False) or [{"role": "user", "content": asked}]
-    elif isinstance(asked, dict) and any(key in asked for key in (*ROLE_KEYS, "parts")):
-        asked = [asked]
-    elif isinstance(asked, dict):
+    elif isinstance(asked, dict) and not any(key in asked for key in (*ROLE_KEYS, "parts")):
         return read_request(asked)
+    elif isinstance(asked, dict):
+        asked = [asked]
     if not isinstance(asked, list):
         raise RowRefused("unknown-layout", "the request holds no messages")
     turns = [{"role": "user", **turn} if one_of(turn, "parts") else turn for turn in asked]  # Gemini's user
@@ -74,8 +74,8 @@ def is_response(value: Any) -> bool:
         return "role" in value["message"]
     if isinstance(value.get("content"), list | str) and ("role" in value or value.get("type") == "message"):
         return True
-    return any(isinstance(value.get(key), list) for key in (*_LISTS, "messages")) or any(
-        value.get(key) is not None for key in _OF_RESPONSES
+    return one_of(value, *_OF_RESPONSES) is not None or any(
+        isinstance(value.get(key), list) for key in (*_LISTS, "messages")
     )
 
 
@@ -85,10 +85,10 @@ def read_answer(value: Any) -> Answer:
     Raise RowRefused: failed, cut-off-answer, no-answer, unknown-layout, or the problem with a turn.
     """
     if isinstance(value, str) and not is_response(value):
-        return [_text_answer(value)], ()  # an answer may be JSON itself
+        return _said(value), ()  # an answer may be JSON itself
     value = parsed(value)
     if all_texts(value) and len(value) == 1:
-        return [_text_answer(value[0])], ()
+        return _said(value[0]), ()
     if (turns := objects(value)) is not None:
         for turn in turns:
             refuse_cut_row(turn)  # OpenTelemetry
@@ -99,25 +99,25 @@ def read_answer(value: Any) -> Answer:
     if (key := next((key for key in _LISTS if isinstance(value.get(key), list)), None)) is not None:
         return _first(value[key], key)
     if isinstance(value.get("content"), dict):  # one of Gemini's candidates
-        return read_turn({"role": "assistant", **value["content"]}), ()
+        return _said(value["content"]), ()
     if isinstance(value.get("messages"), list):
         return read_messages(value["messages"], None), ()
     if isinstance(value.get("message"), dict):
         return read_turn(value["message"]), ()
     said = parsed(one_of(value, *_ANSWERED))
     if any(key in value for key in (*ROLE_KEYS, "content")) and not isinstance(said, str):
-        return read_turn({"role": "assistant", **value}), ()
+        return _said(value), ()
     if isinstance(said, str):
         own = {key: value[key] for key in ("thinking", "reasoning_content", "tool_calls") if key in value}
-        return read_turn({"role": "assistant", **own, "content": said}), ()
+        return _said({**own, "content": said}), ()
     if said is not None and is_response(said):
         return read_answer(said)
     raise RowRefused("unknown-layout", f"the response has only {', '.join(str(key)[:30] for key in list(value)[:6])}")
 
 
-def _text_answer(text: str) -> Message:
-    rest, calls = calls_in_text(text)
-    return Message("assistant", rest, tool_calls=calls)
+def _said(said: str | Mapping[str, Any]) -> list[Message]:
+    """Return what the assistant said, a text or a turn that may name no role."""
+    return read_turn({"role": "assistant", **({"content": said} if isinstance(said, str) else said)})
 
 
 def _first(answers: list[Any], key: str) -> Answer:
@@ -127,8 +127,7 @@ def _first(answers: list[Any], key: str) -> Answer:
     said = one_of(first, "message", "content", "text")
     if not isinstance(said, str | dict):
         raise RowRefused("no-answer", f"{key} holds no answer")
-    messages = [_text_answer(said)] if isinstance(said, str) else read_turn({"role": "assistant", **said})
-    return messages, ("other-answers",) if len(answers) > 1 else ()
+    return _said(said), ("other-answers",) if len(answers) > 1 else ()
 
 
 def _refuse_failure(value: Mapping[str, Any]) -> None:
@@ -180,10 +179,12 @@ def call_of(request: Any, response: Any) -> tuple[list[Message], Tools, tuple[st
     """Return the messages of a request and its response, the tools of the request, and what was left out."""
     asked, tools = read_request(request)
     reply, changed = read_answer(response)
-    begun, same = asked[-1], [(m.role, m.content) for m in asked] == [(m.role, m.content) for m in reply[: len(asked)]]
-    if same and len(reply) > len(asked):  # agents answer with the whole conversation, the question included
+    before = [(message.role, message.content) for message in asked]
+    # Agents answer with the whole conversation, the question included.
+    if len(reply) > len(asked) and before == [(message.role, message.content) for message in reply[: len(asked)]]:
         return reply, tools, changed
+    last = asked[-1]
     # Anthropic continues a last turn of the assistant without a break.
-    if begun.role == "assistant" and not begun.tool_calls and one_of(parsed(response), "stop_reason") is not None:
-        reply, asked = [replace(reply[0], content=begun.content + reply[0].content), *reply[1:]], asked[:-1]
+    if last.role == "assistant" and not last.tool_calls and one_of(parsed(response), "stop_reason") is not None:
+        reply, asked = [replace(reply[0], content=last.content + reply[0].content), *reply[1:]], asked[:-1]
     return [*asked, *reply], tools, changed

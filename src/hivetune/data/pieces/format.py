@@ -51,8 +51,8 @@ class Format(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Records that hold rows. `rows` yields them, and nothing for a record of another format; `needs` as of a Format,
-    but one of them is enough.
+    """Records that hold rows. `rows` yields them, and nothing for a record of another format; `needs` as of a
+    Format.
     """
 
     name: str

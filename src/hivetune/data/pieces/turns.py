@@ -3,7 +3,6 @@ may be called, are read to OpenAI's form.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,7 +44,6 @@ _SEARCHES = ("web_search", "web_fetch", "tool_search")  # what Anthropic's begin
 _ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 _THOUGHT_KEYS = ("thinking", "reasoning", "text", "content", "summary")
 _BETWEEN = "\n\n"  # turns of one role that become one
-_HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
 
 
 def read_call(call: Any) -> Mapping[str, Any]:
@@ -66,24 +64,6 @@ def read_call(call: Any) -> Mapping[str, Any]:
     call_id = one_of(call, "call_id", "id", "callId", "tool_call_id") or one_of(function, "id")
     plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {**plain, "id": str(call_id)} if isinstance(call_id, str | int) and call_id else plain
-
-
-def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """Return an answer that holds Hermes' `<tool_call>{...}</tool_call>`: the text around them, and the calls.
-
-    A text where one of them is not JSON stays as it is.
-    """
-    if "<tool_call>" not in text:
-        return text, ()
-    calls, rest, end = [], "", 0
-    while (begin := text.find("<tool_call>", end)) >= 0:
-        match = _HERMES_CALL.match(text, begin)
-        call = None if match is None else parsed(match[1])
-        if match is None or not isinstance(one_of(call, "name"), str):
-            return text, ()
-        calls.append(read_call(call))
-        rest, end = rest + text[end:begin], match.end()
-    return (rest + text[end:]).strip(), tuple(calls)
 
 
 def result_text(value: Any) -> str:
@@ -153,8 +133,7 @@ def read_turn(turn: Any) -> list[Message]:
         raise RowRefused("wrong-type", "messages: each one an object with role and content")
     plain, text = ROLES.get(str(turn.get("role"))), turn.get("content")
     if plain and len(turn) == 2 and isinstance(text, str) and turn["role"] not in _CALL_ROLES:
-        text, calls = calls_in_text(text) if plain == "assistant" else (text, ())
-        return [Message(plain, text, tool_calls=calls)]  # the usual turn, at half cost
+        return [Message(plain, text)]  # the usual turn, at half cost
     weight = one_of(turn, *_WEIGHTS)
     if weight not in (None, 0, 1):
         raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
@@ -176,8 +155,16 @@ def read_turn(turn: Any) -> list[Message]:
             messages[-1] = _joined(messages[-1], part, "")
         else:
             messages.append(part)
-    about = {"weight": 1.0 if weight is None else float(weight), "name": name if isinstance(name, str) else None}
-    return [_finished(message, about) if message.role == role != "tool" else message for message in messages]
+    for i, message in enumerate(messages):
+        if message.role == role != "tool":
+            thoughts = message.reasoning  # some programs repeat them in the text
+            messages[i] = replace(
+                message,
+                weight=1.0 if weight is None else float(weight),
+                name=name if isinstance(name, str) else None,
+                reasoning=None if thoughts and thoughts.strip() in message.content else thoughts,
+            )
+    return messages
 
 
 def _role_of(turn: Mapping[str, Any]) -> Role:
@@ -298,13 +285,6 @@ def _joined(first: Message, second: Message, between: str) -> Message:
         tool_calls=(*first.tool_calls, *second.tool_calls),
         reasoning=(between or "\n").join(thoughts) or None,
     )
-
-
-def _finished(message: Message, about: Mapping[str, Any]) -> Message:
-    """Return a message of a turn with what the turn says about it; thoughts that its text repeats are left out."""
-    text, calls = calls_in_text(message.content) if message.role == "assistant" else (message.content, ())
-    thoughts = message.reasoning if message.reasoning and message.reasoning.strip() not in text else None
-    return replace(message, content=text, tool_calls=(*message.tool_calls, *calls), reasoning=thoughts, **about)
 
 
 # From turns to a conversation.
