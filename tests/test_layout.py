@@ -39,10 +39,9 @@ ROOMS = (
     {"judge/worker"},
     {"serve"},
     {"synth"},
-    {"cluster"},
+    {"walk"},
     {"cycle"},
     {"dashboard"},
-    {"walk"},
     {"cli"},
     {"__main__"},
 )
