@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from hivetune.cli.judge import next_step
-from hivetune.cli.output import Table
 from hivetune.cli.train import training_text
 
 MORE = "hold out more rows (data.test)"
@@ -45,8 +44,7 @@ CHANGE = "from step 4 on it computed with micro-batches of half the size (the wo
 @pytest.mark.parametrize("changes", [[], [CHANGE]])
 def test_a_change_of_arithmetic_is_among_the_last_lines_of_a_training(changes: list[str]) -> None:
     """After two kills at one step the adapter was another, by design, and only --json held a word of it."""
-    table, *lines = training_text({**SUMMARY, "arithmetic_changes": changes})
-    assert isinstance(table, Table)
-    assert table.lines()[1] == ["8", "2.000", "1.000", "8", "100", "1.0 GB", "2", "9 s"]
-    assert lines[:2] == ["computed in float32 on cpu, fast path, native kernels", "rows: rows in 3, rejected 2"]
+    told, *lines = training_text({**SUMMARY, "arithmetic_changes": changes})
+    assert "tokens per second: 100\npeak memory:       1.0 GB\n" in told
+    assert told.endswith("rows:              rows in 3, rejected bad-json 2")
     assert ("from step 4 on" in str(lines)) == bool(changes)

@@ -56,8 +56,10 @@ def test_every_command_explains_itself_and_is_one_document(name: str) -> None:
         assert inspect.getdoc(vars(importlib.import_module(f"hivetune.cli.{module}"))[function])
         assert line.endswith(".") and " " not in name
     words = name.split()
-    code, document, err = ask(*words, "--help")
-    assert (code, err) == (0, "") and document["help"].startswith(" ".join(("Usage: hivetune", *words)))
+    told = hivetune(*words, "--help")
+    assert (told.returncode, told.stderr) == (0, "") and told.stdout.strip().startswith(
+        " ".join(("Usage: hivetune", *words))
+    )
     code, document, _ = ask(*words, "--bogus")
     assert code == 2 and is_error(document)
     assert document["error"]["type"] == "UsageError" and "--bogus" in document["error"]["message"]

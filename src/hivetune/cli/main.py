@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from hivetune import __version__
 from hivetune.base.private import keep_private
@@ -165,27 +165,13 @@ def _close_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-class _Command(TyperCommand):
-    """A command whose help is one JSON document under --json."""
-
-    def get_help(self, ctx: Any) -> str:
-        return _help(super().get_help(ctx))
-
-
 class _Root(TyperGroup):
     """The command `hivetune`, whose help lists the commands by what people do."""
-
-    def get_help(self, ctx: Any) -> str:
-        return _help(super().get_help(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, text) for name, (_, _, text) in commands.items()])
-
-
-def _help(text: str) -> str:
-    return as_document({"help": text}) if MODE.json else text
 
 
 def _app(current: str) -> typer.Typer:
@@ -203,7 +189,7 @@ def _app(current: str) -> typer.Typer:
     app.callback()(_root)
     for name, (module, function, text) in COMMANDS.items():
         body = _load(module, function) if name == current else _unloaded
-        app.command(name, cls=_Command, help=body.__doc__ or text, short_help=text)(body)
+        app.command(name, help=body.__doc__ or text, short_help=text)(body)
     return app
 
 

@@ -71,15 +71,12 @@ def collect(
         for reader in collected.readers
     ]
     incomplete = [path for source in read for path in source["waiting"]]
-    notes = [f"{spelled(path)}: the last line is incomplete; it is read once it is finished" for path in incomplete]
-    notes += [f"{spelled(row['source'])}: {row['reason']}: {row['hint']}" for row in refused]
-    if total["refused"] > len(refused):
-        notes.append(f"... and {total['refused'] - len(refused)} more in the table `refused`")
     document = {"event": "done", "store": database_path(), "interactions": rows, **total, "sources": read}
     answer(
         {**document, "refused_rows": refused},
         Table("source delivered stored duplicates refused forgotten", read),
-        *map(Note, notes),
+        Table("first_refused=source reason hint", [{**row, "source": spelled(row["source"])} for row in refused]),
+        *(Note(f"{spelled(path)}: the last line is incomplete; it is read once it is finished") for path in incomplete),
         Note(f"{rows:,} interactions in {database_path()}"),
     )
     if heard:  # after the document: what was stored is told all the same

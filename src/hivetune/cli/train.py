@@ -20,7 +20,7 @@ from hivetune.base.typed import to_plain
 from hivetune.base.units import step_time
 from hivetune.cli import arguments
 from hivetune.cli.arguments import ColumnsOption, ConfigArgument, IgnoreOption, ModelOption, RunArgument, SetOption
-from hivetune.cli.output import Note, Table, answer, duration, facts, number, progress, say, size, value_text
+from hivetune.cli.output import Note, Table, answer, duration, facts, number, progress, say, size
 from hivetune.config import RunConfig, override_config
 from hivetune.data.files.find import find_sources, names_rows
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, RecoveryExhausted, UsageError
@@ -215,20 +215,15 @@ def train_shown(run: Run) -> dict[str, Any]:
     return summary
 
 
-TRAINED = "steps loss_first loss_last best_at_step=adapter_step tokens/s=tokens_per_second peak_memory_bytes restarts "
-TRAINED += "time=train_seconds"
+TRAINED = "steps loss_first loss_last adapter_step tokens_per_second peak_memory_bytes restarts train_seconds "
+TRAINED += "dtype device path kernels rows storage_problem"
 
 
-def training_text(summary: dict[str, Any]) -> Iterator[str | Table]:
+def training_text(summary: dict[str, Any]) -> Iterator[str]:
     """Yield the result of a run as people read it."""
     if summary["already_done"]:
         yield Note(f"{summary['run']} is already finished; nothing was trained")
-    yield Table(TRAINED, [summary])
-    by = f", {summary['kernels']} kernels" if summary["kernels"] and summary["path"] == "fast" else ""
-    yield Note(f"computed in {summary['dtype']} on {summary['device']}, {summary['path']} path{by}")
-    counts = {k: sum(v.values()) if isinstance(v, dict) else v for k, v in summary["rows"].items()}
-    yield Note(f"rows: {value_text('', counts)}")
-    yield Note(f"disk: {summary['storage_problem']}" if summary["storage_problem"] else "")
+    yield facts(summary, TRAINED)
     yield from (Note(f"quarantined: {row}") for row in summary["quarantined"])
     if changes := summary["arithmetic_changes"]:
         yield Note("recovery changed the arithmetic, so this adapter differs in rounding from an undisturbed run:")
