@@ -1,170 +1,126 @@
 """SmolLM2-135M as GGUF, against transformers and PEFT: what is shipped is what was trained (law 6)."""
 
-import contextlib
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import PeftModel
+from serve.hive import write_adapter
+from transformers import AutoModelForCausalLM
 
 from hivetune.data.render.folder import load_renderer
-from hivetune.llama.backend import Backend, ServerSettings, open_backend
+from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.llama.prompts import compare_prompts
 from hivetune.models.gguf_header import read_header
+from hivetune.process.protocol import Passage
 from hivetune.records import Example, Message
-from hivetune.release.export import Exported, Source, export
+from hivetune.release.export import Source, export
 from hivetune.release.gguf import write_gguf
+from hivetune.release.prove import TOP, Scores, compare_scores, score_passages
 
 pytestmark = pytest.mark.slow
 
-NEW_TOKENS = 16
-# (token id, log-probability) of each greedy token
-Answers = list[list[tuple[int, float]]]
-# llama.cpp computes with F16 weights and an F16 cache, transformers here in fp32 from bf16 weights: 0.009 nats was the
-# largest difference seen over the common tokens of these answers.
-F16_BOUND = 0.03
-# 8.5 bits: 0.2 seen. Which token is likeliest may change where two are close, so answers are not compared.
-Q8_BOUND = 0.6
-QUESTIONS = (
-    "What is the capital of France?",
-    "What does os.path.join do?",
-    "Name three colours.",
-    "How do I call json.dumps?",
-    "What is 12 + 30?",
-    "Say hello in Spanish.",
-)
-
-
-def quiet(done: int, total: int | None) -> None: ...
-
-
-def chat(question: str) -> list[Message]:
-    return [Message("system", "Answer in one short sentence."), Message("user", question)]
+# Of a log-probability in nats: llama.cpp computes with F16 weights and an F16 cache, transformers here in fp32 from
+# bf16 weights. Over common tokens 0.009 was the largest seen, with 8.5 bits 0.2.
+BOUNDS = {"f16": 0.03, "q8_0": 0.6}
+COMMON = {"f16": -math.inf, "q8_0": -3.0}
+SIDES = {"base": None, "tuned": 0}  # the adapter that is applied
+ANSWERS = {
+    "What is the capital of France?": "The capital of France is Paris.",
+    "What does os.path.join do?": "It joins one or more parts of a path with the separator of the system.",
+    "Name three colours.": "Red, green, and blue.",
+    "How do I call json.dumps?": "Call json.dumps(value), which returns a string.",
+    "What is 12 + 30?": "It is 42.",
+    "Say hello in Spanish.": "Hola, and ¿qué tal?",
+}
 
 
 @pytest.fixture(scope="module")
-def adapter(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random adapter of rank 8 on all linear layers, strong enough that it changes the answers' probabilities."""
-    import safetensors.torch
-    import torch
-
-    folder = tmp_path_factory.mktemp("adapter")
-    config = json.loads((smollm2 / "config.json").read_text())
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
-    shapes = {
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    draw = torch.Generator().manual_seed(0)
-    tensors = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, (outputs, inputs) in shapes.items():
-            prefix = f"base_model.model.model.layers.{layer}.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = 0.03 * torch.randn(8, inputs, generator=draw)
-            tensors[f"{prefix}.lora_B.weight"] = 0.03 * torch.randn(outputs, 8, generator=draw)
-    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "bias": "none"}
-    settings |= {"target_modules": [name.rpartition(".")[2] for name in shapes], "base_model_name_or_path": "smollm2"}
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    return folder
+def source(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Source:
+    """A random adapter on all linear layers, strong enough that it changes the answers, of twice the usual scale."""
+    adapter = tmp_path_factory.mktemp("smol") / "adapter"
+    write_adapter(smollm2, adapter, 0, spread=0.04)
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**settings, "lora_alpha": 2 * settings["r"]}))
+    return Source(adapter, smollm2, "smol")
 
 
 @pytest.fixture(scope="module")
-def exported(smollm2: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
-    parent = tmp_path_factory.mktemp("export")
-    source = Source(adapter, smollm2, "smol")
-    targets = [("gguf", "f16"), ("gguf", "q8_0"), ("gguf-adapter", "f16")]
-    return {f"{to} {quant}": export(source, parent, to, quant=quant) for to, quant in targets}
-
-
-@pytest.fixture(scope="module")
-def base_gguf(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(smollm2, None, "f16", tmp_path_factory.mktemp("base"), "base-f16.gguf", quiet)
-
-
-class Reference:
-    """The model in transformers and PEFT, float32, with the adapter on or off."""
-
-    def __init__(self, folder: Path, adapter: Path):
-        import torch
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM
-
-        torch.set_num_threads(1)
-        self.renderer = load_renderer(folder)
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model = PeftModel.from_pretrained(base, adapter)
-
-    def compare(self, answers: Answers, *, adapter: bool = True) -> tuple[int, float]:
-        """(answers whose every token is the likeliest here too, largest difference of a log-probability).
-
-        Each answer is scored in one pass, given its own tokens before.
-        """
-        import torch
-
-        same, largest = 0, 0.0
-        for question, answer in zip(QUESTIONS, answers, strict=False):
-            prompt, tokens = self.renderer.prompt(chat(question)), [token for token, _ in answer]
-            with torch.no_grad(), contextlib.nullcontext() if adapter else self.model.disable_adapter():
-                logits_LV = self.model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :]
-            scores_LV = torch.log_softmax(logits_LV.float(), -1)
-            same += scores_LV.argmax(-1).tolist() == tokens
-            found = [float(row[token]) for row, token in zip(scores_LV, tokens, strict=True)]
-            largest = max(largest, *(abs(a - b) for a, (_, b) in zip(found, answer, strict=True)))
-        return same, largest
-
-
-@pytest.fixture(scope="module")
-def reference(smollm2: Path, adapter: Path) -> Reference:
-    return Reference(smollm2, adapter)
-
-
-def served(model: Path, adapters: tuple[tuple[Path, float], ...] = ()) -> Answers:
-    with open_backend(model, ServerSettings(adapters=adapters, context_tokens=1024)) as backend:
-        return [
-            [(int(token["id"]), float(token["logprob"])) for token in scored(backend, question)]
-            for question in QUESTIONS
-        ]
-
-
-def scored(backend: Backend, question: str) -> list[dict[str, Any]]:
-    body = {
-        "messages": [{"role": message.role, "content": message.content} for message in chat(question)],
-        **{"max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": True, "top_logprobs": 1, "cache_prompt": False},
-        **({"lora": backend.lora} if backend.lora else {}),
-    }
-    found: list[dict[str, Any]] = backend.request("/v1/chat/completions", body)["choices"][0]["logprobs"]["content"]
+def passages(smollm2: Path) -> list[Passage]:
+    renderer, found = load_renderer(smollm2), []
+    for question, answer in ANSWERS.items():
+        (rendered,) = renderer.render(Example("", "", (Message("user", question), Message("assistant", answer))))
+        places = tuple(place for place, trained in enumerate(rendered.trained) if trained)
+        found.append(Passage(tuple(rendered.tokens), places))
     return found
 
 
-def test_the_merged_file_and_the_adapter_beside_the_base_are_the_trained_model(
-    base_gguf: Path, exported: dict[str, Exported], reference: Reference
+@pytest.fixture(scope="module")
+def trained(source: Source, passages: list[Passage]) -> Mapping[str, Scores]:
+    """What transformers and PEFT compute in float32, with the adapter and without."""
+    base = AutoModelForCausalLM.from_pretrained(source.model, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, source.adapter)
+
+    @torch.no_grad()
+    def score(passage: Passage) -> list[Any]:
+        logprobs_LV = torch.log_softmax(model(torch.tensor([passage.tokens])).logits[0], -1)
+        found = []
+        for place in passage.places:
+            values, tokens = logprobs_LV[place - 1].topk(TOP)
+            likeliest = list(zip(tokens.tolist(), values.tolist(), strict=True))
+            found.append([float(logprobs_LV[place - 1, passage.tokens[place]]), likeliest])
+        return found
+
+    tuned = [score(passage) for passage in passages]
+    with model.disable_adapter():
+        return {"base": [score(passage) for passage in passages], "tuned": tuned}
+
+
+@pytest.fixture(scope="module")
+def base_file(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(smollm2, None, "f16", tmp_path_factory.mktemp("base"), "base-f16.gguf")
+
+
+def largest(served: Scores, trained: Scores, least: float = -math.inf) -> float:
+    """The largest difference of the log-probability of a token that is there, of those that llama.cpp reports and that
+    have at least `least`."""
+    pairs = [pair for places in zip(served, trained, strict=True) for pair in zip(*places, strict=True)]
+    assert sum(its is None for its, _ in pairs) < 4, "parts of a character alone"
+    return max(abs(its[0] - was[0]) for its, was in pairs if its is not None and was[0] >= least)
+
+
+def test_the_merged_file_is_the_trained_model(
+    source: Source, passages: list[Passage], trained: Mapping[str, Scores], tmp_path: Path
 ) -> None:
-    """And the base without it is the base. One answer may flip where two tokens are equally likely."""
-    same, largest = reference.compare(served(base_gguf), adapter=False)
-    assert same >= len(QUESTIONS) - 1 and largest < F16_BOUND
-    merged = served(exported["gguf f16"].path)
-    beside = served(base_gguf, ((exported["gguf-adapter f16"].path, 1.0),))
-    for found in (merged, beside):
-        same, largest = reference.compare(found)
-        assert same >= len(QUESTIONS) - 1
-        assert largest < F16_BOUND
-    assert reference.compare(merged, adapter=False)[1] > 10 * F16_BOUND  # else the adapter would prove nothing
+    """And Ollama is told the file and its ends."""
+    exported = {quant: export(source, tmp_path, "gguf", quant=quant) for quant in BOUNDS}
+    for quant, bound in BOUNDS.items():
+        with open_backend(exported[quant].path, ServerSettings(context_tokens=512)) as backend:
+            served, ended = score_passages(backend, passages)
+        assert largest(served, trained["tuned"], COMMON[quant]) < bound and ended == len(passages)
+    assert compare_scores("f16", trained, {"tuned": trained["tuned"]})["effect"] == pytest.approx(1)
+    assert largest(trained["base"], trained["tuned"]) > 10 * BOUNDS["f16"], "else the adapter would prove nothing"
+    assert exported["q8_0"].size_bytes < 0.54 * exported["f16"].size_bytes
+    text = (exported["q8_0"].folder / "Modelfile").read_text()
+    assert text.startswith("FROM ./smol-q8_0.gguf\n") and 'PARAMETER stop "<|im_end|>"' in text
+    assert read_header(exported["q8_0"].path).settings["general.file_type"] == 7
 
 
-def test_eight_bits_stay_close(exported: dict[str, Exported], reference: Reference) -> None:
-    _, largest = reference.compare(served(exported["gguf q8_0"].path))
-    assert largest < Q8_BOUND
-    assert exported["gguf q8_0"].size_bytes < 0.54 * exported["gguf f16"].size_bytes
+def test_the_adapter_beside_its_base_is_the_trained_model_and_the_base_without_it_is_the_base(
+    source: Source, base_file: Path, passages: list[Passage], trained: Mapping[str, Scores], tmp_path: Path
+) -> None:
+    adapter = export(source, tmp_path, "gguf-adapter").path
+    with open_backend(base_file, ServerSettings(((adapter, 0.0),), context_tokens=512)) as backend:
+        served = {name: score_passages(backend, passages, adapter=which)[0] for name, which in SIDES.items()}
+    assert all(largest(served[name], trained[name]) < BOUNDS["f16"] for name in SIDES)
+    assert compare_scores("f16", trained, served)["holds"]
 
 
-def test_the_served_prompt_is_the_trained_prompt(base_gguf: Path, smollm2: Path) -> None:
+def test_the_served_prompt_is_the_trained_prompt(base_file: Path, smollm2: Path) -> None:
     turns = (
         "What is 12345.678 + 9?",
         "Naïve café, 你好 👩‍👩‍👧!",
@@ -178,15 +134,8 @@ def test_the_served_prompt_is_the_trained_prompt(base_gguf: Path, smollm2: Path)
         longer = [*asked, Message("assistant", "So."), Message("user", "And?")]
         for j, messages in enumerate((asked, longer, [Message("system", "Be kind."), *longer])):
             examples.append(Example(f"{i}{j}", f"rows:{i}.{j}", (*messages, Message("assistant", "Yes."))))
-    with open_backend(base_gguf) as backend:
+    with open_backend(base_file) as backend:
         checked, differences = compare_prompts(backend, load_renderer(smollm2), examples)
-        answer = backend.complete([{"role": "user", "content": QUESTIONS[0]}], max_tokens=40)
+        answer = backend.complete([{"role": "user", "content": next(iter(ANSWERS))}], max_tokens=40)
     assert (checked, differences) == (15, [])
     assert answer.ended and "Paris" in answer.text  # it stops by itself
-
-
-def test_ollama_is_told_the_file_and_its_ends(exported: dict[str, Exported]) -> None:
-    folder = exported["gguf q8_0"].folder
-    text = (folder / "Modelfile").read_text()
-    assert text.startswith("FROM ./smol-q8_0.gguf\n") and 'PARAMETER stop "<|im_end|>"' in text
-    assert read_header(folder / "smol-q8_0.gguf").settings["general.file_type"] == 7

@@ -53,7 +53,7 @@ def check(kind: str) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.parametrize("kind", [*TWELVE, "granitemoe", "qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("kind", [*TWELVE, "granitemoe", "qwen3_moe", "olmoe", "gpt2"])
 def test_a_family_is_served_as_it_is_trained(kind: str, warm: None) -> None:
     row = check(kind)
     assert all(EFFECT[0] <= row[key] <= EFFECT[1] for key in ("effect", "lora_effect")), row

@@ -80,8 +80,9 @@ def _export_adapter(model: Path, run: Path, target: Path) -> None:
     made.rename(target / made.name)
 
 
-def write_adapter(model: Path, folder: Path, seed: int) -> None:
-    """Write PEFT's two files with random values, large enough to change the first token of most answers."""
+def write_adapter(model: Path, folder: Path, seed: int, spread: float = 0.5) -> None:
+    """Write PEFT's two files with random values, large enough to change the first token of most answers of the tiny
+    model."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(seed)
     tensors = {}
@@ -90,8 +91,8 @@ def write_adapter(model: Path, folder: Path, seed: int) -> None:
             continue
         rows, columns = stored.shape
         stem = f"base_model.model.{name.removesuffix('.weight')}"
-        tensors[f"{stem}.lora_A.weight"] = random.normal(0, 0.5, (RANK, columns)).astype(np.float32)
-        tensors[f"{stem}.lora_B.weight"] = random.normal(0, 0.5, (rows, RANK)).astype(np.float32)
+        tensors[f"{stem}.lora_A.weight"] = random.normal(0, spread, (RANK, columns)).astype(np.float32)
+        tensors[f"{stem}.lora_B.weight"] = random.normal(0, spread, (rows, RANK)).astype(np.float32)
     save_file(tensors, str(folder / "adapter_model.safetensors"))
     settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": "all-linear", "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(settings))

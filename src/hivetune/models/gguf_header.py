@@ -5,11 +5,12 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 an
 """
 
 import math
+import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from hivetune.base.paths import path_hint
 from hivetune.base.private import open_plain
@@ -19,7 +20,7 @@ GGUF_MAGIC = b"GGUF"
 # Types of values by GGUF's number, as struct writes them.
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 STRING, ARRAY = 8, 9
-UINT32, UINT64 = 4, 10
+UINT32 = 4
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 8
 # Types of tensors by GGUF's number: (values, bytes) of a block. Of others only that a byte is there is checked.
@@ -66,13 +67,14 @@ def adapter_problem(base: Header, adapter: Header) -> str | None:
 
 def read_header(path: Path) -> Header:
     """Return the header of a file. Raises UsageError for a file that is not GGUF, is damaged in its header, or ends
-    before its last tensor does. Of arrays only the length is kept.
-
-    It takes 0.1 s on SmolLM2's file, where gguf.GGUFReader takes 4 s: it makes an array of each of 100,000 words.
-    """
+    before its last tensor does. Of arrays only the length is kept."""
+    # 0.1 s on SmolLM2's file, where gguf.GGUFReader takes 4 s: it makes an array of each of 100,000 words.
     try:
-        with open(open_plain(path, links=True), "rb") as file:
-            return _Reader(file, path.stat().st_size).header()
+        with (
+            open(open_plain(path, links=True), "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            return _Reader(data).header()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint=path_hint(error)) from None
     except (struct.error, ValueError, OverflowError) as error:
@@ -82,21 +84,20 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """A reader of single values. It raises ValueError or struct.error with the problem."""
+    """A reader of one value after another. It raises ValueError or struct.error with the problem."""
 
-    def __init__(self, file: BinaryIO, size_bytes: int):
-        self.file = file
-        self.size_bytes = size_bytes
+    def __init__(self, data: mmap.mmap):
+        self.data, self.at = data, 0
 
     def header(self) -> Header:
-        if self._take(4) != GGUF_MAGIC:
+        magic, version, tensors, settings = self._take("<4sIQQ")
+        if magic != GGUF_MAGIC:
             raise ValueError("it does not start with the bytes GGUF")
-        version, tensors, settings = struct.unpack("<IQQ", self._take(20))
         if version not in (2, 3):
             raise ValueError(f"version {version} is unsupported")
         values: dict[str, Any] = {}
         for _ in range(settings):
-            key, kind = self._string(), self._scalar(UINT32)
+            key, (kind,) = self._string(), self._take("<I")
             values[key] = self._value(kind)
             # llama.cpp asserts it (ggml-org/llama.cpp#26318): a file with another type ends the server.
             if key == "general.alignment" and (kind != UINT32 or values[key].bit_count() != 1):
@@ -105,51 +106,47 @@ class _Reader:
         shapes: dict[str, tuple[int, ...]] = {}
         end = 0
         for _ in range(tensors):
-            name, dimensions = self._string(), self._scalar(UINT32)
+            name, (dimensions,) = self._string(), self._take("<I")
             if dimensions > MAX_DIMENSIONS:
                 raise ValueError(f"{name} has {dimensions} dimensions")
-            shapes[name] = struct.unpack(f"<{dimensions}Q", self._take(8 * dimensions))
-            kind, offset = struct.unpack("<IQ", self._take(12))
+            shapes[name] = self._take(f"<{dimensions}Q")
+            kind, offset = self._take("<IQ")
             block, block_bytes = BLOCKS.get(kind, (1, 0))
             if not all(shapes[name]) or (shapes[name] and shapes[name][0] % block) or offset % alignment:
                 raise ValueError(f"{name} has the shape {shapes[name]} at {offset}, which its type does not allow")
             end = max(end, offset + max(1, math.prod(shapes[name]) // block * block_bytes))
-        begin = -(-self.file.tell() // alignment) * alignment  # of the tensors, after the header
-        if end and begin + end > self.size_bytes:
-            raise ValueError(f"it is truncated: {self.size_bytes:,} of at least {begin + end:,} bytes")
+        begin = -(-self.at // alignment) * alignment  # of the tensors, after the header
+        if end and begin + end > len(self.data):
+            raise ValueError(f"it is truncated: {len(self.data):,} of at least {begin + end:,} bytes")
         return Header(values, shapes)
 
     def _value(self, kind: int) -> Any:
         if kind == STRING:
             return self._string()
         if kind != ARRAY:
-            return self._scalar(kind)
-        element, count = self._scalar(UINT32), int(self._scalar(UINT64))
+            return self._take(_layout(kind))[0]
+        element, count = self._take("<IQ")
         if element == STRING:
             for _ in range(count):
-                self._skip(int(self._scalar(UINT64)))
+                self._skip(*self._take("<Q"))
         else:
             self._skip(count * struct.calcsize(_layout(element)))
         return count
 
     def _string(self) -> str:
-        return self._take(int(self._scalar(UINT64))).decode("utf-8")
+        start = self.at + 8
+        self._skip(*self._take("<Q"))
+        return self.data[start : self.at].decode("utf-8")
 
-    def _scalar(self, kind: int) -> Any:
-        layout = _layout(kind)
-        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
-
-    def _take(self, count: int) -> bytes:
-        at = self.file.tell()
-        self._skip(count)
-        self.file.seek(at)
-        return self.file.read(count)
+    def _take(self, layout: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(layout, self.data, self.at)
+        self._skip(struct.calcsize(layout))
+        return values
 
     def _skip(self, count: int) -> None:
-        """Go on by `count` bytes, which the file has to have: no claimed length is believed before."""
-        if self.file.tell() + count > self.size_bytes:
+        self.at += count
+        if self.at > len(self.data):  # no claimed length is believed before
             raise ValueError("it is truncated")
-        self.file.seek(count, 1)
 
 
 def _layout(kind: int) -> str:

@@ -5,6 +5,8 @@ import os
 import pickle
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from transformers.integrations import hub_kernels
 
 from hivetune.base.disk import manifest_problems, read_json
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.models.prepared import find_prepared, folder_for, kind_of, read_prepared
+from hivetune.models.prepared import fetch_model, find_prepared, folder_for, kind_of, read_prepared
 from hivetune.models.worker.prepare_model import PICKLES, prepare_model
 from hivetune.models.worker.sources import packaged_file, take_gguf
 from hivetune.process.parent import run_task
@@ -74,33 +76,8 @@ def test_shards_are_all_taken(source: Path, tmp_path: Path) -> None:
         prepare_model(str(source), tmp_path / "again")
 
 
-def drop_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("chat_template", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 def make_pickle(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-SPOILED = {
-    "no template": (drop_template, "no chat template", "Instruct"),
-    "pickle": (make_pickle, "pickle", "safetensors"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no \\*.safetensors", "save_pretrained"),
-    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json", "model"),
-}
-
-
-@pytest.mark.parametrize("case", SPOILED)
-def test_what_cannot_be_used_is_refused_with_what_to_do(case: str, source: Path, tmp_path: Path) -> None:
-    spoil, message, hint = SPOILED[case]
-    spoil(source)
-    with pytest.raises(UsageError, match=message) as caught:
-        prepare_model(str(source), tmp_path / "prepared")
-    assert hint in caught.value.hint
-    assert [path.name for path in tmp_path.iterdir() if "prepared" in path.name] == []
 
 
 def test_code_beside_a_known_architecture_is_not_run_and_no_obstacle(source: Path, tmp_path: Path) -> None:
@@ -193,12 +170,20 @@ def fetch(name: str, folder: Path, **environment: str | None) -> Outcome:
 
 
 @pytest.mark.slow
-def test_a_hub_id_through_a_loopback_hub(source: Path, tmp_path: Path) -> None:
+def test_a_hub_id_through_a_loopback_hub_which_is_told_nothing_else(source: Path, tmp_path: Path) -> None:
     (source / "pytorch_model.bin").write_bytes(b"a pickle that must not be fetched")
     (source / "modeling_tiny.py").write_text("raise SystemExit")
-    with serve_model("hive/tiny", source) as (endpoint, asked):
-        result = fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint).check("fetch")
-        assert not any(".bin" in path or ".py" in path for path in asked)
+    headers: list[dict[str, str]] = []
+    with serve_model("hive/tiny", source, headers=headers) as (endpoint, asked):
+        told = fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN="hf_secret", AI_AGENT="a-tool")
+    assert not any(".bin" in path or ".py" in path for path in asked)
+    about_the_model = ("/api/models/hive/tiny", f"/hive/tiny/resolve/{COMMIT}/")
+    assert [path for path in asked if not path.split()[1].startswith(about_the_model)] == []
+    agents = {entry["user-agent"] for entry in headers}
+    assert not any(word in agent for agent in agents for word in ("torch/", "agent/", "origin/")), agents
+    assert not any("telemetry" in name for entry in headers for name in entry)
+    assert any(entry.get("authorization") == "Bearer hf_secret" for entry in headers)  # loopback may have it
+    result = told.check("fetch")
     assert (result["kind"], result["source"], result["revision"]) == ("hub", "hive/tiny", COMMIT)
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "prepared", source))
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
@@ -230,20 +215,18 @@ def silent_server() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["refused", "silent", "unknown host"])
+@pytest.mark.parametrize("network", ["refused", "silent", "unknown host", "switched off"])
 def test_without_a_network_there_is_one_clear_error(network: str, tmp_path: Path) -> None:
+    endpoints = {"refused": "http://127.0.0.1:9", "unknown host": "http://hub.invalid"}
     with silent_server() as silent:
-        endpoint = {"refused": "http://127.0.0.1:9", "silent": silent, "unknown host": "http://hub.invalid"}[network]
-        outcome = fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint, HF_HUB_ETAG_TIMEOUT="2")
-    with pytest.raises(MachineNotFit, match="can't be reached") as caught:
+        if network == "switched off":
+            outcome, words = fetch("hive/tiny", tmp_path, HF_HUB_OFFLINE="1"), "HF_HUB_OFFLINE"
+        else:
+            endpoint, words = endpoints.get(network, silent), "can't be reached"
+            outcome = fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint, HF_HUB_ETAG_TIMEOUT="2")
+    with pytest.raises(MachineNotFit, match=words) as caught:
         outcome.check("fetch")
-    assert "local folder" in caught.value.hint and len(caught.value.message.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_offline_and_not_cached(tmp_path: Path) -> None:
-    outcome = fetch("hive/tiny", tmp_path, HF_HUB_OFFLINE="1")
-    assert outcome.error is not None and "HF_HUB_OFFLINE" in outcome.error.message and outcome.error.exit_code == 4
+    assert "folder" in caught.value.hint and len(caught.value.message.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -290,22 +273,28 @@ def test_a_template_linked_to_a_private_file_makes_no_public_copy(source: Path, 
 
 
 @pytest.mark.slow
-def test_the_hub_is_asked_for_the_files_and_told_nothing_else(source: Path, tmp_path: Path) -> None:
-    headers: list[dict[str, str]] = []
-    with serve_model("hive/tiny", source, headers=headers) as (endpoint, asked):
-        fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN="hf_secret", AI_AGENT="a-tool").check("fetch")
-    about_the_model = ("/api/models/hive/tiny", f"/hive/tiny/resolve/{COMMIT}/")
-    assert [path for path in asked if not path.split()[1].startswith(about_the_model)] == []
-    agents = {entry["user-agent"] for entry in headers}
-    assert not any(word in agent for agent in agents for word in ("torch/", "agent/", "origin/")), agents
-    assert not any("telemetry" in name for entry in headers for name in entry)
-    assert any(entry.get("authorization") == "Bearer hf_secret" for entry in headers)  # loopback may have it
-
-
-@pytest.mark.slow
 def test_a_token_never_goes_over_plain_http(tmp_path: Path) -> None:
     refused = fetch("hive/tiny", tmp_path, HF_ENDPOINT="http://hub.invalid", HF_TOKEN="hf_secret")
     assert refused.error is not None and refused.error.exit_code == 2
     assert "without https others can read your token" in refused.error.message
     without = fetch("hive/tiny", tmp_path, HF_ENDPOINT="http://hub.invalid")
     assert without.error is not None and "can't be reached" in without.error.message
+
+
+def test_what_a_stopped_task_had_made_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path))
+    folder = folder_for("someone/small")
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    dead, alive = (folder.with_name(f".{folder.name}.{pid}.tmp") for pid in (ended.pid, os.getpid()))
+
+    def interrupted(*_arguments: object, **_options: object) -> None:
+        for work in (dead, alive):
+            work.mkdir(parents=True)
+            (work / "model.safetensors").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hivetune.process.parent.run_task", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetch_model("someone/small")
+    assert (dead.exists(), alive.exists()) == (False, True)

@@ -9,7 +9,8 @@ from train.worker.models import as_source
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.template import ChatTemplate
 from hivetune.errors import UsageError
-from hivetune.models.prepared import WEIGHTS, fetch_model, find_prepared
+from hivetune.models.prepared import WEIGHTS, fetch_model, find_prepared, folder_for
+from hivetune.models.worker.prepare_model import prepare_model
 from hivetune.records import Message
 
 ASKED = (Message("user", "What is it?"),)
@@ -17,7 +18,9 @@ ASKED = (Message("user", "What is it?"),)
 
 @pytest.fixture
 def qwen3(own_home: Path, tmp_path: Path) -> str:
-    return str(as_source(make_model(tmp_path / "qwen3", template_of("qwen3"), FAMILIES["qwen3"])))
+    name = str(as_source(make_model(tmp_path / "qwen3", template_of("qwen3"), FAMILIES["qwen3"])))
+    prepare_model(name, folder_for(name))
+    return name
 
 
 def test_the_prompt_has_the_chosen_value_and_the_weights_lie_there_once(qwen3: str) -> None:

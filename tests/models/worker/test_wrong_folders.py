@@ -171,7 +171,9 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "an index to nowhere": ("llama", indexed({"a": 3}), "weight_map"),
     "a shard in another folder": ("llama", indexed({"a": "../elsewhere.safetensors"}), "outside the folder"),
     "the same file for each shard": ("llama", indexed(lambda known: dict.fromkeys(known, min(known.values()))), "lack"),
+    "no weights": ("llama", lambda f: (f / "model.safetensors").unlink(), r"no \*.safetensors"),
     # The config.
+    "no config": ("llama", lambda f: (f / "config.json").unlink(), "config.json: No such file"),
     "two thousand million layers": ("llama", config(num_hidden_layers=2 * 10**9), "at most 4096"),
     "no layers": (
         "llama",
@@ -195,6 +197,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "not causal by a flag": ("llama", config(is_causal=False), "not causal"),
     "the config is a list": ("llama", lambda f: (f / "config.json").write_text("[1]"), "not a JSON object"),
     # Tokenizer and template.
+    "no template": ("llama", lambda f: (f / "chat_template.jinja").unlink(), "no chat template"),
     "a tokenizer with more tokens": ("llama", lambda f: tokenizer(f, grow), "its embedding only"),
     "a tokenizer of a small model": ("llama", large_embedding, "its tokenizer only"),
     "an end token outside": ("llama", config(eos_token_id=70_000), "end token 70000 is outside"),

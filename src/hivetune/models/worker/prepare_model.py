@@ -4,7 +4,6 @@ Weights are linked, not copied, where they are safetensors already. Pickles and 
 the task is the content of `hivetune.json`.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from typing import Any
 from jinja2 import meta, nodes
 from tokenizers import Tokenizer
 
-from hivetune.base.disk import MANIFEST, publish, read_json, write_json
+from hivetune.base.disk import MANIFEST, publish, read_json, sha256_file, write_json
 from hivetune.base.paths import real_path
 from hivetune.base.private import read_bounded
 from hivetune.data.render.folder import check_vocabulary, named_templates
@@ -85,6 +84,7 @@ def prepare_model(
     MachineNotFit without a network or a package; DoesNotFit when the disk has no room.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    # By process, so that of two that prepare one model neither writes into the other's copy: the last one stays.
     work = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -134,9 +134,8 @@ def _prepare(name: str, target: Path, work: Path, *, offline: bool) -> dict[str,
 
 def _take_folder(folder: Path, work: Path, name: str) -> None:
     """Link the weights and copy the small files of a transformers folder."""
-    config = _read_object(folder / "config.json", name)
     # CVE-2026-4372: a repository named here is downloaded and imported where the package `kernels` is installed.
-    for setting, value in all_settings(config):
+    for setting, value in all_settings(_read_object(folder / "config.json", name)):
         if "_implementation" in setting and "/" in str(value):
             raise UsageError(
                 f"model {name} names code of a repository ({setting}: {value}), which is never run",
@@ -146,12 +145,10 @@ def _take_folder(folder: Path, work: Path, name: str) -> None:
     open_weights(folder)  # a file that is cut is named as its owner knows it, and before torch is imported
     for file in files:
         link_file(folder / file, work / file)
-    for file in COPIED:
-        if (folder / file).is_file():
-            shutil.copyfile(folder / file, work / file)
-    for named in sorted((folder / NAMED_TEMPLATES).glob("*.jinja")):
-        (work / NAMED_TEMPLATES).mkdir(exist_ok=True)
-        shutil.copyfile(named, work / NAMED_TEMPLATES / named.name)
+    named = [f"{NAMED_TEMPLATES}/{path.name}" for path in (folder / NAMED_TEMPLATES).glob("*.jinja")]
+    for file in (file for file in (*COPIED, *named) if (folder / file).is_file()):
+        (work / file).parent.mkdir(exist_ok=True)
+        shutil.copyfile(folder / file, work / file)
     if not (work / "tokenizer.json").exists():  # older formats: tokenizer.model, vocab.json
         raise UsageError(
             f"model {name} has no tokenizer.json",
@@ -171,10 +168,8 @@ def _weight_files(folder: Path, name: str) -> list[str]:
         shards = sorted(set(named.values()))
         for shard in shards:
             if Path(shard).name != shard or not shard.endswith(".safetensors") or not (folder / shard).is_file():
-                raise UsageError(
-                    f"model {name}: {WEIGHTS_INDEX} names {shard}, which is missing or outside the folder",
-                    hint=INCOMPLETE,
-                )
+                fault = f"{WEIGHTS_INDEX} names {shard}, which is missing or outside the folder"
+                raise UsageError(f"model {name}: {fault}", hint=INCOMPLETE)
         return [WEIGHTS_INDEX, *shards]
     if pickles := sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES):
         raise UsageError(
@@ -188,7 +183,7 @@ def _settle_template(work: Path, name: str) -> str:
     """Write the model's chat template to its own file; return its SHA-256."""
     path = work / TEMPLATE
     if not path.is_file():
-        settings = _read_optional(work / "tokenizer_config.json", name)
+        settings = _read_object(work / "tokenizer_config.json", name, {})
         template = named_templates(settings.get("chat_template")).get("default", "")
         if not template.strip():
             raise UsageError(
@@ -196,7 +191,7 @@ def _settle_template(work: Path, name: str) -> str:
                 hint=f"use its -Instruct or -Chat variant, or put a {TEMPLATE} into a local copy of its folder",
             )
         path.write_text(template, encoding="utf-8")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return sha256_file(path)
 
 
 def _special_ids(work: Path, name: str) -> dict[str, Any]:
@@ -204,16 +199,22 @@ def _special_ids(work: Path, name: str) -> dict[str, Any]:
     first tokens."""
     found: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
     for file in ("generation_config.json", "config.json"):
-        settings = _read_optional(work / file, name)
+        settings = _read_object(work / file, name, {})
         for kind, ids in found.items():
             value = settings.get(f"{kind}_token_id")  # a number, a list of them, or nothing
             numbers = value if isinstance(value, list) else [] if value is None else [value]
             if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
                 raise UsageError(f"model {name}: {file}: {kind}_token_id is {value!r}, not a token id")
             ids += [number for number in numbers if number >= 0]  # Llama 1 has -1
-    added = _added_tokens(work, name)
+    tokenizer = _read_object(work / "tokenizer.json", name)
+    try:
+        Tokenizer.from_str(json.dumps(tokenizer))
+    except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
+        fault = f"tokenizer.json is not a tokenizer: {str(error)[:200]}"
+        raise UsageError(f"model {name}: {fault}", hint=INCOMPLETE) from None
+    added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        settings = _read_optional(work / file, name)
+        settings = _read_object(work / file, name, {})
         for kind, ids in found.items():
             token = settings.get(f"{kind}_token")
             token = token.get("content") if isinstance(token, dict) else token
@@ -222,24 +223,10 @@ def _special_ids(work: Path, name: str) -> dict[str, Any]:
     return {"eos_ids": sorted(set(found["eos"])), **first}
 
 
-def _added_tokens(work: Path, name: str) -> dict[str, int]:
-    """Return the control tokens by their text, from a valid tokenizer.json. Raises UsageError."""
-    tokenizer = _read_object(work / "tokenizer.json", name)
-    try:
-        Tokenizer.from_str(json.dumps(tokenizer))
-    except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
-        raise UsageError(
-            f"model {name}: tokenizer.json is not a tokenizer: {str(error)[:200]}", hint=INCOMPLETE
-        ) from None
-    return {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
-
-
-def _read_optional(path: Path, name: str) -> dict[str, Any]:
-    """Return the object of a file that a model may lack."""
-    return _read_object(path, name) if path.is_file() else {}
-
-
-def _read_object(path: Path, name: str) -> dict[str, Any]:
+def _read_object(path: Path, name: str, default: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the JSON object in a file of the model `name`; `default` where the model may lack it and does."""
+    if default is not None and not path.is_file():
+        return default
     try:
         value = json.loads(read_bounded(path, MAX_JSON_BYTES))
     except OSError as error:
@@ -279,6 +266,7 @@ def write_variant(folder: Path, work: Path, arguments: TemplateArguments) -> dic
     for name in arguments:
         if name not in read:
             parsed = [environment().parse(text).find_all(nodes.Name) for text in texts.values()]
+            # A name that a template sets for itself is read too, and hardly meant as an argument.
             set_inside = {node.name for names in parsed for node in names if node.ctx == "store"}
             others = ", ".join(each for each in read if each not in set_inside)
             hint = f"it reads: {others}" if others else "it reads none: leave out `template`"
@@ -287,9 +275,9 @@ def write_variant(folder: Path, work: Path, arguments: TemplateArguments) -> dic
     shutil.copytree(folder, work, copy_function=link_file, ignore=ignored, dirs_exist_ok=True)
     for path, text in texts.items():
         copy = work / path.relative_to(folder)
-        copy.unlink()
+        copy.unlink()  # a second name of the plain folder's file
         copy.write_text(with_defaults(text, arguments), encoding="utf-8")
-    described["template_sha256"] = hashlib.sha256((work / TEMPLATE).read_bytes()).hexdigest()
+    described["template_sha256"] = sha256_file(work / TEMPLATE)
     return described
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -40,6 +39,20 @@ _COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|experts|blocks)|\w+_layers")
 _POSITIVE = ("rope_theta", "rope_local_base_freq")
 _NAMED = 3
 _HINT = "download or convert it again; config.json and *.safetensors have to be of one model"
+# Causal by their mapping in transformers, and still no text models of their own.
+NOT_ALONE = {
+    "blt": "reads bytes in patches that a second model inside it chooses, and PEFT can't tell their modules apart",
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        "drafts for another model, whose keys and values it reads, and writes nothing alone",
+    ),
+}
+# What precedes the names of the text part's tensors, by the two generations of transformers; alone it is "model.".
+TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.")
+HEADS = ("lm_head.", "language_model.lm_head.")
+
+
+# The config.
 
 
 def read_config(folder: Path, name: str) -> Any:
@@ -55,6 +68,59 @@ def read_config(folder: Path, name: str) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 (a config that lies fails anywhere in a model's code, with any exception)
         raise _unbuildable(name, error) from None
+
+
+def check_kind(config: Any, name: str) -> None:
+    """Raise UsageError for a transformers config that is not of a causal text model."""
+    kind = config.model_type
+    parts = {"vision_config": "images", "image_config": "images", "audio_config": "sound", "vq_config": "images"}
+    senses = sorted({sense for part, sense in parts.items() if config.to_dict().get(part)})
+    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", True)
+    if kind in NOT_ALONE:
+        fault = NOT_ALONE[kind]
+    elif senses or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        fault = f"takes {' and '.join(senses) or 'images'} besides text"
+    elif config.is_encoder_decoder or is_encoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        fault = "is not a causal language model, which writes on from a text"
+    else:
+        return
+    hint = "choose one such as Qwen/Qwen2.5-0.5B-Instruct"
+    if "text_config" in config.sub_configs and not config.is_encoder_decoder:
+        hint = f"ask for its text part, which is trained alone: model: {name}{TEXT_PART}"
+    raise UsageError(f"model {name} ({kind}) {fault}; only causal text models are trained", hint=hint)
+
+
+def take_text_part(work: Path, config: Any, name: str) -> None:
+    """Write the text part of a model that takes images or sound too over the folder `work`, its config and its tensors
+    alone. Raises UsageError for a model that has none."""
+    text = config.get_text_config()
+    if text is config:
+        raise UsageError(f"model {name}: {config.model_type} is already a text model", hint="leave :text out")
+    stored = open_weights(work)
+    prefix = next((prefix for prefix in TEXT_PREFIXES if any(key.startswith(prefix) for key in stored)), None)
+    if prefix is None:
+        raise UsageError(f"model {name}: the tensors of its text part can't be distinguished from the others")
+    names = {prefix: "model.", **dict.fromkeys(HEADS, "lm_head.")}
+    tensors = {
+        alone + key.removeprefix(inside): stored[key]
+        for inside, alone in names.items()
+        for key in stored
+        if key.startswith(inside)
+    }
+    # The whole model's config may have what the text part's lacks.
+    text.tie_word_embeddings = config.tie_word_embeddings
+    for kind in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if getattr(text, kind, None) is None:
+            setattr(text, kind, getattr(config, kind, None))
+    described = {key: (tensor.kind, tensor.shape) for key, tensor in tensors.items()}
+    write_weights(work / f".{WEIGHTS}", described, lambda key: tensors[key].raw().data)
+    for file in {tensor.file.path for tensor in stored.values()} | {work / WEIGHTS_INDEX}:
+        file.unlink(missing_ok=True)
+    os.rename(work / f".{WEIGHTS}", work / WEIGHTS)
+    text.save_pretrained(work)
+
+
+# The weights.
 
 
 def check_against_config(folder: Path, name: str) -> dict[str, Any]:
@@ -101,7 +167,13 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
         if not 1 <= settings[setting] <= linear.experts:
             fault = f"config.json says {setting} {settings[setting]}, of {linear.experts} experts"
             raise UsageError(f"model {name}: {fault}", hint=_HINT)
-    _run_without_memory(module, name)
+    # A whole forward pass of shapes finds what building the model does not: heads that do not divide a width. Code that
+    # looks at values, which the meta device does not have, is no fault of the folder.
+    try:
+        module(input_ids=torch.zeros(1, 4, dtype=torch.int64, device="meta"), use_cache=False)
+    except Exception as error:  # noqa: BLE001 (as above)
+        if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():
+            raise _unbuildable(name, error) from None
     sizes = count_sizes(module)
     if not sizes["modules"]:
         raise UsageError(f"model {name}: config.json describes a model without layers", hint=_HINT)
@@ -122,17 +194,6 @@ def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
         )
 
 
-def _run_without_memory(module: nn.Module, name: str) -> None:
-    """Pass shapes through a whole forward pass."""
-    # It finds what building the model does not: heads that do not divide a width.
-    try:
-        module(input_ids=torch.zeros(1, 4, dtype=torch.int64, device="meta"), use_cache=False)
-    except Exception as error:  # noqa: BLE001 (as above)
-        # Code that looks at values, which the meta device does not have, is no fault of the folder.
-        if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():
-            raise _unbuildable(name, error) from None
-
-
 def _unbuildable(name: str, error: Exception) -> UsageError:
     lines = str(error).strip().splitlines() or ["no words"]
     return UsageError(
@@ -145,67 +206,3 @@ def _some(names: Iterable[str]) -> str:
     ordered = sorted(names)
     more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
     return ", ".join(ordered[:_NAMED]) + more
-
-
-# Causal by their mapping in transformers, and still no text models of their own.
-NOT_ALONE = {
-    "blt": "reads bytes in patches that a second model inside it chooses, and PEFT can't tell their modules apart",
-    **dict.fromkeys(
-        ("gemma4_assistant", "gemma4_unified_assistant"),
-        "drafts for another model, whose keys and values it reads, and writes nothing alone",
-    ),
-}
-
-
-def check_kind(config: Any, name: str) -> None:
-    """Raise UsageError for a transformers config that is not of a causal text model."""
-    kind = config.model_type
-    parts = {"vision_config": "images", "image_config": "images", "audio_config": "sound", "vq_config": "images"}
-    senses = sorted({sense for part, sense in parts.items() if config.to_dict().get(part)})
-    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", True)
-    if kind in NOT_ALONE:
-        fault = NOT_ALONE[kind]
-    elif senses or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        fault = f"takes {' and '.join(senses) or 'images'} besides text"
-    elif config.is_encoder_decoder or is_encoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        fault = "is not a causal language model, which writes on from a text"
-    else:
-        return
-    hint = "choose one such as Qwen/Qwen2.5-0.5B-Instruct"
-    if "text_config" in config.sub_configs and not config.is_encoder_decoder:
-        hint = f"ask for its text part, which is trained alone: model: {name}{TEXT_PART}"
-    raise UsageError(f"model {name} ({kind}) {fault}; only causal text models are trained", hint=hint)
-
-
-# What precedes the names of the text part's tensors, by the two generations of transformers; alone it is "model.".
-TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.")
-HEADS = ("lm_head.", "language_model.lm_head.")
-
-
-def take_text_part(work: Path, config: Any, name: str) -> None:
-    """Write the text part of a model that takes images or sound too over the folder `work`, its config and its tensors
-    alone. Raises UsageError for a model that has none."""
-    text = config.get_text_config()
-    if text is config:
-        raise UsageError(f"model {name}: {config.model_type} is already a text model", hint="leave :text out")
-    stored = open_weights(work)
-    prefix = next((prefix for prefix in TEXT_PREFIXES if any(key.startswith(prefix) for key in stored)), None)
-    if prefix is None:
-        raise UsageError(f"model {name}: the tensors of its text part can't be distinguished from the others")
-    names = {prefix: "model.", **dict.fromkeys(HEADS, "lm_head.")}
-    tensors = {
-        alone + key.removeprefix(inside): stored[key]
-        for inside, alone in names.items()
-        for key in stored
-        if key.startswith(inside)
-    }
-    text.tie_word_embeddings = config.tie_word_embeddings
-    for kind in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        if getattr(text, kind, None) is None:
-            setattr(text, kind, getattr(config, kind, None))
-    described = {key: (tensor.kind, tensor.shape) for key, tensor in tensors.items()}
-    write_weights(work / f".{WEIGHTS}", described, lambda key: tensors[key].raw().data)
-    for file in {tensor.file.path for tensor in stored.values()} | {work / WEIGHTS_INDEX}:
-        file.unlink(missing_ok=True)
-    os.rename(work / f".{WEIGHTS}", work / WEIGHTS)
-    text.save_pretrained(work)
