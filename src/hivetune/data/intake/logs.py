@@ -14,10 +14,10 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BufferedReader
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from hivetune.base.disk import scratch_folder
@@ -28,9 +28,9 @@ from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.files.rows import byte_lines
 from hivetune.data.files.unpack import COMPRESSED, DAMAGED, blocks_of
 from hivetune.data.intake.interactions import Batch, Delivery, read_cursor, read_cursors
-from hivetune.data.intake.reader import Batches, Reader, rows_of_text
+from hivetune.data.intake.reader import Batches, Reader, delivered, rows_of_text
 from hivetune.data.prepare.understand import understand
-from hivetune.data.raw import MAX_ROW_BYTES
+from hivetune.data.raw import MAX_ROW_BYTES, RawRow
 from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, MachineNotFit, UsageError
@@ -144,9 +144,8 @@ class FileReader(Reader):
             if inputs.digest == read_cursor(database, key):
                 return
             rows = inputs.rows()
-            while taken := list(islice(rows, _BATCH_ROWS)):
-                deliveries = [_deliveries(path, raw.source, raw.payload, raw.problem, _one_row) for raw in taken]
-                yield Batch(path, list(chain.from_iterable(deliveries)))
+            while deliveries := [_of_document(path, raw) for raw in islice(rows, _BATCH_ROWS)]:
+                yield Batch(path, deliveries)
             yield Batch(path, cursor=(key, inputs.digest))
 
     def _read_log(self, path: str, status: os.stat_result, *, follow: bool) -> Iterator[Batch]:
@@ -165,39 +164,37 @@ class FileReader(Reader):
             identity, is_silent = _identity(now), time.time() - now.st_mtime > SILENT_S
             position = self._positions.get(identity, Position(*identity))
             packed = path.rpartition(".")[2] if path.endswith(COMPRESSED) else ""
+            # An inode that was given out again holds other bytes before the place.
             if packed or _tail(file, position.offset) != position.tail:
                 position = Position(*identity)
             file.seek(position.offset)
             lines = byte_lines(blocks_of(file, packed))
-            at_end = is_waiting = False
-            while not at_end:
-                deliveries: list[Delivery] = []
-                before, offset, number = position, position.offset, position.line
-                while not at_end and len(deliveries) < _BATCH_ROWS and offset - before.offset < _BATCH_BYTES:
-                    try:
-                        line = next(lines, None)
-                    except DAMAGED as error:
-                        at_end = True
-                        problem = RowRefused("broken-file", f"{error}: restore the file")
-                        deliveries += _deliveries(path, f"{path}:{number + 1}", b"", problem, rows_of_text)
-                        break
-                    at_end = line is None or not line.ended
-                    if line is None:
-                        break
-                    text, refused = line.data.strip(b"\0 \t\r\n"), None
-                    if line.size > MAX_ROW_BYTES:
-                        refused = RowRefused("line-too-large")
-                    is_whole = line.ended or ((not follow or is_silent) and refused is None and _is_complete(text))
-                    if text and not is_whole:
-                        if not is_silent:
+            is_over = is_waiting = False
+            while not is_over:
+                before, deliveries = position, list[Delivery]()
+                offset, number = before.offset, before.line
+                try:
+                    for line in lines:
+                        place, text = f"{path}:{number + 1}", line.data.strip(b"\0 \t\r\n")
+                        is_over = not line.ended
+                        if line.size > MAX_ROW_BYTES and (line.ended or is_silent):
+                            deliveries.append(Delivery(path, place, RowRefused("line-too-large"), raw=text))
+                        elif text and not line.ended and (follow or not _is_complete(text)) and not is_silent:
                             is_waiting = True
-                            self.waiting.append(f"{path}:{number + 1}")
+                            self.waiting.append(place)
                             break
-                        refused = RowRefused("bad-json", "its writer died in it: complete or delete the line")
-                    if text:
-                        deliveries += _deliveries(path, f"{path}:{number + 1}", text, refused, rows_of_text)
-                    offset, number = offset + line.size + line.ended, number + line.ended
-                tail, state = "" if packed else _tail(file, offset), _state(now) if at_end and not is_waiting else ""
+                        elif text:
+                            deliveries += delivered(path, place, text, rows_of_text)
+                        offset, number = offset + line.size + line.ended, number + line.ended
+                        if len(deliveries) >= _BATCH_ROWS or offset - before.offset >= _BATCH_BYTES:
+                            break
+                    else:
+                        is_over = True
+                except DAMAGED as error:
+                    is_over = True
+                    problem = RowRefused("broken-file", f"{error}: restore the file")
+                    deliveries.append(Delivery(path, f"{path}:{number + 1}", problem))
+                tail, state = "" if packed else _tail(file, offset), _state(now) if is_over and not is_waiting else ""
                 position = Position(*identity, offset, number, tail, state)
                 if position != before or deliveries:
                     yield Batch(path, deliveries, position.cursor)
@@ -211,20 +208,12 @@ def _tail(file: BufferedReader, offset: int) -> str:
     return hashlib.blake2b(tail, digest_size=16).hexdigest() if tail else ""
 
 
-def _deliveries(
-    path: str, place: str, text: bytes, problem: RowRefused | None, rows: Callable[[bytes], Sequence[Mapping[str, Any]]]
-) -> list[Delivery]:
-    """Return the rows that stand at one place, or the refusal."""
+def _of_document(path: str, raw: RawRow) -> Delivery:
     try:
-        if problem is not None:
-            raise problem
-        return [Delivery(path, place, row, raw=text) for row in rows(text)]
+        row: Mapping[str, Any] | RowRefused = raw.problem or parse_row(raw.payload)
     except RowRefused as refused:
-        return [Delivery(path, place, refused, raw=text)]
-
-
-def _one_row(payload: bytes) -> list[Mapping[str, Any]]:
-    return [parse_row(payload)]
+        row = refused
+    return Delivery(path, raw.source, row, raw=raw.payload)
 
 
 def _is_complete(line: bytes) -> bool:

@@ -6,11 +6,11 @@ import difflib
 import json
 import sqlite3
 import urllib.parse
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.formats import rows_inside
-from hivetune.data.intake.interactions import Batch
+from hivetune.data.intake.interactions import Batch, Delivery
 from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.pieces.values import objects
 from hivetune.data.read import parse_row, refuse_constant, refuse_session_line
@@ -46,6 +46,17 @@ class Reader:
         UsageError, DataRefused, MachineNotFit, Busy.
         """
         raise NotImplementedError
+
+
+def delivered(
+    origin: str, place: str, given: Any, rows: Callable[[Any], Sequence[Mapping[str, Any]]], time: float | None = None
+) -> list[Delivery]:
+    """Return the rows that stand at one place, in a line or in named cells, or their refusal."""
+    try:
+        return [Delivery(origin, place, row, time=time) for row in rows(given)]
+    except RowRefused as refused:
+        raw = given if isinstance(given, bytes) else repr(given).encode("utf-8", "replace")
+        return [Delivery(origin, place, refused, raw=raw)]
 
 
 def rows_of_text(text: bytes) -> list[dict[str, Any]]:

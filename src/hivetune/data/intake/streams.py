@@ -10,12 +10,12 @@ import sqlite3
 import time
 import urllib.parse
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from hivetune.data.files.unpack import package
 from hivetune.data.intake.interactions import Batch, Delivery, read_cursor
-from hivetune.data.intake.reader import Batches, Reader, parse_map, parse_options, rows_of_cells
-from hivetune.data.reasons import RowRefused
+from hivetune.data.intake.reader import Batches, Reader, delivered, parse_map, parse_options, rows_of_cells
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 
 SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "unix://")
@@ -58,7 +58,7 @@ class RedisReader(Reader):
         if "stream" not in options:
             raise UsageError(f"{self._shown} names no stream", hint="add ?stream=NAME")
         self._stream, self._patience_s = options["stream"], patience_s
-        self._names, self._field = parse_map(options.get("map", "")), options.get("field")
+        self._rows = partial(rows_of_cells, field=options.get("field"), names=parse_map(options.get("map", "")))
         super().__init__(f"{self._shown}#{self._stream}")
         self._client: Any = None
         self._checked_at = -math.inf
@@ -152,13 +152,9 @@ class RedisReader(Reader):
         )
 
     def _deliveries(self, entry: bytes, fields: Mapping[bytes, bytes]) -> list[Delivery]:
-        place, moment = f"{self._stream}:{entry.decode()}", _numbers(entry)[0] / 1000
         cells = {name.decode("utf-8", "replace"): value for name, value in fields.items()}
-        try:
-            rows = rows_of_cells(cells, self._field, self._names)
-        except RowRefused as refused:
-            return [Delivery(self._stream, place, refused, raw=repr(fields).encode())]
-        return [Delivery(self._stream, place, row, time=moment) for row in rows]
+        place, moment = f"{self._stream}:{entry.decode()}", _numbers(entry)[0] / 1000
+        return delivered(self._stream, place, cells, self._rows, moment)
 
 
 def _is_passing(error: Exception, wrong: Any) -> bool:

@@ -7,13 +7,13 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from hivetune.base.database import open_to_read
 from hivetune.base.paths import spelled
 from hivetune.data.intake.interactions import Batch, Delivery, read_cursor
-from hivetune.data.intake.reader import Batches, Reader, parse_map, parse_options, rows_of_cells
-from hivetune.data.reasons import RowRefused
+from hivetune.data.intake.reader import Batches, Reader, delivered, parse_map, parse_options, rows_of_cells
 from hivetune.errors import Busy, UsageError
 
 PAGE_ROWS = 1000
@@ -35,6 +35,7 @@ class SqliteReader(Reader):
         self._table = options["table"]
         super().__init__(f"{self._path}#{self._table}")
         self._names, self._field = parse_map(options.get("map", "")), options.get("field")
+        self._rows = partial(rows_of_cells, field=self._field, names=self._names)
         self._column = options.get("cursor")
         self._cursor = ""  # the column of the position as SQL has it
         self._rowid = ""  # the name of the rowid, if the table has one that no column hides
@@ -64,7 +65,11 @@ class SqliteReader(Reader):
                     continue
                 value = page[-1]["#cursor"]
                 known = _hash_of_last(page, value)
-                deliveries = [delivery for cells in page for delivery in self._deliveries(cells)]
+                deliveries = list[Delivery]()
+                for cells in page:
+                    place = f"{self.name}:{cells['#rowid'] if self._rowid else cells['#cursor']}"
+                    columns = {name: cell for name, cell in cells.items() if not name.startswith("#")}
+                    deliveries += delivered(self.name, place, columns, self._rows)
                 yield Batch(self.name, deliveries, (key, json.dumps([value, known])))
 
     @contextlib.contextmanager
@@ -133,14 +138,6 @@ class SqliteReader(Reader):
         cursor = self._connection.execute(query, values)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-    def _deliveries(self, cells: Cells) -> list[Delivery]:
-        place = f"{self.name}:{cells['#rowid'] if self._rowid else cells['#cursor']}"
-        try:
-            columns = {name: value for name, value in cells.items() if not name.startswith("#")}
-            return [Delivery(self.name, place, row) for row in rows_of_cells(columns, self._field, self._names)]
-        except RowRefused as refused:
-            return [Delivery(self.name, place, refused, raw=repr(cells).encode("utf-8", "replace"))]
 
 
 def _decode(text: bytes) -> str | bytes:
