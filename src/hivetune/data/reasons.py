@@ -134,10 +134,7 @@ _REJECT = {
         "the chat template needs too much time or memory for this row",
         "use the template that belongs to the model",
     ),
-    "not-in-template": (
-        "the template drops or rewrites a part of the row",
-        "use a model whose template keeps it",
-    ),
+    "not-in-template": ("the template drops or rewrites a part of the row", "use a model whose template keeps it"),
     "no-trained-token": ("no token of the row would be trained", "give one answer the weight 1"),
     "end-not-trained": (
         "the answer has no end token: the model would never learn to stop",
@@ -187,14 +184,8 @@ _SET_ASIDE = {
     ),
     "untrusted": ("the text to learn came from a tool or a web page", "to train it, set data.also_train: [untrusted]"),
     "forgotten": ("its user, session, source or row was forgotten", "nothing to do; hivetune forget excludes it"),
-    "frozen-question": (
-        "the row asks a frozen question, which judges releases and is never trained",
-        "nothing to do",
-    ),
-    "synthetic-share": (
-        "synthetic rows would be more than half of all",
-        "collect more rows of your own",
-    ),
+    "frozen-question": ("the row asks a frozen question, which judges releases and is never trained", "nothing to do"),
+    "synthetic-share": ("synthetic rows would be more than half of all", "collect more rows of your own"),
     "not-drawn": (
         "data.balance or data.max_rows allows fewer rows, and others were drawn",
         "set data.balance: none, or raise data.max_rows",
@@ -221,10 +212,7 @@ _WARN = {
         "see the reason behind it",
     ),
     "redacted-secret": ("a secret was replaced by [SECRET]", "revoke it: it was in a log"),
-    "redacted-personal": (
-        "personal data was replaced by a placeholder",
-        "to keep it, set data.on_private: keep",
-    ),
+    "redacted-personal": ("personal data was replaced by a placeholder", "to keep it, set data.on_private: keep"),
     "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
     "cut-turns": ("the last turns were removed to fit max_length", "raise max_length"),
     "turn-by-turn": (

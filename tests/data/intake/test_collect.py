@@ -18,15 +18,18 @@ from collecting import collect_now, line, query, row, stored_numbers, total, wai
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.base.database import open_database
+from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home
 from hivetune.data.columns import as_feedback, as_success, as_time, extract
+from hivetune.data.files.rows import read_rows
 from hivetune.data.intake import collect as collect_module
 from hivetune.data.intake import logs
 from hivetune.data.intake.collect import parse_sources
 from hivetune.data.intake.interactions import Batch, Delivery, commit_batch
 from hivetune.data.intake.logs import FileReader
-from hivetune.data.intake.reader import parse_map
+from hivetune.data.raw import Source
+from hivetune.data.read import parse_row
+from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, UsageError
 
 HIVETUNE = [sys.executable, "-m", "hivetune"]
@@ -57,6 +60,18 @@ def test_rows_and_cursor_are_one_transaction(database: sqlite3.Connection) -> No
     assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
     assert database.execute("SELECT position FROM cursors").fetchall() == [("1",)]
     assert not database.in_transaction
+
+
+def test_bytes_that_are_no_text_cost_their_own_row_alone(database: sqlite3.Connection) -> None:
+    """A flipped bit in the store: its row is refused, and the others are read."""
+    commit_batch(database, Batch("log", [delivery(number) for number in (1, 2, 3)]))
+    for name in ("review", "corrected", "unapproved"):  # they read the JSON, and a flipped bit asks no index
+        database.execute(f"DROP INDEX interactions_{name}")
+    database.execute("UPDATE interactions SET row = CAST(x'7bff7d' AS TEXT) WHERE source = 'log:2'")
+    first, second, third = read_rows(Source(str(database_path()), "store", "store", size=100))
+    assert parse_row(first.payload) == row(1) and parse_row(third.payload) == row(3)
+    with pytest.raises(RowRefused):
+        parse_row(second.payload)
 
 
 def test_text_that_is_no_utf8_is_kept_as_it_came(database: sqlite3.Connection) -> None:
@@ -96,17 +111,6 @@ def test_times(value: Any, seconds: float | None) -> None:
 def test_success_and_feedback() -> None:
     assert [as_success(value) for value in (True, "no", 1, "OK", 2, None)] == [True, False, True, None, None, None]
     assert [as_feedback(value) for value in (True, "👎", "4.5", "up", "x", float("inf"))] == [1, -1, 4.5, 1, None, None]
-
-
-def test_a_map_of_columns() -> None:
-    assert parse_map("prompt:question,completion:answer") == {"prompt": "question", "completion": "answer"}
-    with pytest.raises(UsageError):
-        parse_map("prompt=question")
-
-
-def test_a_source_named_twice_is_a_slip(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="named twice"):
-        parse_sources([str(tmp_path), str(tmp_path)])
 
 
 def test_documents_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

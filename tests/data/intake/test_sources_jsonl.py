@@ -19,7 +19,6 @@ from hivetune.data.intake import logs
 from hivetune.data.intake.interactions import commit_batch
 from hivetune.data.intake.logs import FileReader
 from hivetune.data.intake.reader import Batches
-from hivetune.errors import UsageError
 
 
 @pytest.fixture
@@ -47,25 +46,10 @@ def test_each_line_is_one_interaction_with_its_place_and_its_columns(log: Path) 
     assert [json.loads(columns[-1]) for columns in found] == rows
 
 
-def test_reading_again_brings_only_what_is_new(log: Path) -> None:
-    append(log, *range(2500))
-    assert total(str(log)) == (2500, 0, 0, 0)
-    assert total(str(log)) == (0, 0, 0, 0)
-    append(log, 2500)
-    assert total(str(log)) == (1, 0, 0, 0)
-    assert query("SELECT max(rowid), source FROM interactions") == [(2501, f"{log}:2501")]
-
-
-def test_equal_lines_are_one_interaction(log: Path) -> None:
+def test_equal_rows_are_one_interaction_wherever_they_turn_up(log: Path) -> None:
     append(log, 1, 1)
-    assert total(str(log)) == (1, 1, 0, 0)
-
-
-def test_a_row_with_an_id_of_its_own_is_taken_once_wherever_it_turns_up(log: Path) -> None:
-    log.parent.mkdir()
-    text = json.dumps({**row(1), "interaction_id": "abc"}) + "\n"
-    log.write_text(text * 2)
-    (log.parent / "copy.jsonl").write_text(text)
+    append(log.with_name("copy.jsonl"), 1)
+    os.link(log, log.with_name("same.jsonl"))  # read once
     assert total(str(log.parent)) == (1, 2, 0, 0)
 
 
@@ -154,55 +138,39 @@ def test_a_line_larger_than_any_row_is_refused_once_and_passed_over(log: Path, m
     assert query("SELECT source FROM interactions")[1:] == [f"{log}:1", f"{log}:3"]
 
 
-def pack_with_zstandard(log: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
-    log.with_name("chat.jsonl.1.zst").write_bytes(zstandard.compress(log.read_bytes()))
-    log.unlink()
-
-
-def rename(log: Path) -> None:
-    log.rename(log.with_name("chat.jsonl.1"))
-
-
 def copy_and_truncate(log: Path) -> None:
     shutil.copy2(log, log.with_name("chat.jsonl.1"))
     log.write_bytes(b"")
 
 
-def rename_and_pack(log: Path) -> None:
-    log.with_name("chat.jsonl.1.gz").write_bytes(gzip.compress(log.read_bytes()))
+def packed_as(suffix: str, compress: Callable[[bytes], bytes], log: Path) -> None:
+    log.with_name(f"chat.jsonl.1{suffix}").write_bytes(compress(log.read_bytes()))
     log.unlink()
 
 
-def rename_with_date(log: Path) -> None:
-    log.rename(log.with_name("chat-20260102.jsonl"))
+ROTATIONS: dict[str, Callable[[Path], object]] = {
+    "renamed": lambda log: log.rename(log.with_name("chat.jsonl.1")),
+    "renamed with its date": lambda log: log.rename(log.with_name("chat-20260102.jsonl")),
+    "copied and truncated": copy_and_truncate,
+    "packed by gzip": lambda log: packed_as(".gz", gzip.compress, log),
+    "packed by zstd": lambda log: packed_as(".zst", pytest.importorskip("zstandard").compress, log),
+}
 
 
-ROTATIONS = [rename, copy_and_truncate, rename_and_pack, pack_with_zstandard, rename_with_date]
-
-
-@pytest.mark.parametrize("rotate", ROTATIONS)
-@pytest.mark.parametrize("seen", [0, 1, 40], ids=["none-read", "one-read", "many-read"])
-def test_the_rest_of_a_rotated_log_is_read(log: Path, rotate: Callable[[Path], None], seen: int) -> None:
+@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize("seen", [0, 1, 40])
+@pytest.mark.parametrize("pattern", ["chat.jsonl", "*"])
+def test_the_rest_of_a_rotated_log_is_read(log: Path, rotation: str, seen: int, pattern: str) -> None:
     """Rows written after the last collection and before the rotation are found under the new name."""
     append(log, *range(seen))
-    assert total(str(log)) == (seen, 0, 0, 0)
+    name = str(log.with_name(pattern))
+    assert total(name) == (seen, 0, 0, 0)
     append(log, *range(seen, 100))
-    rotate(log)
+    ROTATIONS[rotation](log)
     append(log, 100, 101)
-    assert total(str(log))[0] == 102 - seen
-    assert total(str(log)) == (0, 0, 0, 0)
+    assert total(name)[0] == 102 - seen
+    assert total(name) == (0, 0, 0, 0)
     assert stored_numbers() == list(range(102))
-
-
-@pytest.mark.parametrize("rotate", ROTATIONS)
-def test_a_rotated_log_that_the_pattern_names_too_is_read_once(log: Path, rotate: Callable[[Path], None]) -> None:
-    append(log, *range(50))
-    everything = f"{log.parent}/*"
-    assert total(everything) == (50, 0, 0, 0)
-    rotate(log)
-    append(log, 50)
-    assert total(everything)[0] == 1
 
 
 def collect_while(log: Path, monkeypatch: pytest.MonkeyPatch, when: int, act: Callable[[], object]) -> int:
@@ -263,28 +231,17 @@ def test_logs_that_are_renamed_while_somebody_looks_are_read_once(
     assert stored_numbers() == [0, 1, 2, 3, 100, 101]
 
 
-def test_a_log_with_two_names_is_read_once(log: Path) -> None:
-    append(log, 0, 1)
-    os.link(log, log.with_name("same.jsonl"))
-    assert total(str(log.parent)) == (2, 0, 0, 0)
-
-
-def test_an_editor_that_writes_the_file_anew_repeats_nothing(log: Path) -> None:
-    append(log, 1, 2)
-    collect_now(str(log))
-    fresh = log.with_name("fresh")
-    fresh.write_text(log.read_text() + line(3))
-    fresh.replace(log)
-    assert total(str(log)) == (1, 2, 0, 0)
-
-
 @pytest.mark.parametrize("rows", [1, 30])
-def test_a_log_that_was_cut_off_is_read_from_its_start(log: Path, rows: int) -> None:
+def test_a_log_that_was_written_anew_is_read_from_its_start(log: Path, rows: int) -> None:
+    """By a writer that cuts it off, and by an editor that writes another file in its place."""
     append(log, *range(10))
     collect_now(str(log))
     log.write_text("".join(map(line, range(10, 10 + rows))))
     assert total(str(log)) == (rows, 0, 0, 0)
-    assert total(str(log)) == (0, 0, 0, 0)
+    fresh = log.with_name("fresh")
+    fresh.write_text(log.read_text() + line(50))
+    fresh.replace(log)
+    assert total(str(log)) == (1, rows, 0, 0)
 
 
 def test_following_goes_through_a_rotation_without_a_note(log: Path) -> None:
@@ -294,7 +251,7 @@ def test_following_goes_through_a_rotation_without_a_note(log: Path) -> None:
         batches = reader.batches(database, True)
         assert drain(batches, database) == 1
         append(log, 2)
-        rename(log)
+        log.rename(log.with_name("chat.jsonl.1"))
         append(log, 3)
         assert drain(batches, database) == 2
         append(log.with_name("chat.jsonl.1"), 4)  # the writer still held it open
@@ -307,7 +264,7 @@ def test_a_torn_last_line_of_a_rotated_log_is_refused_when_it_is_silent(log: Pat
     collect_now(str(log))
     with open(log, "a", encoding="utf-8") as file:
         file.write('{"prompt": "ne')
-    rename(log)
+    log.rename(log.with_name("chat.jsonl.1"))
     append(log, 2)
     assert total(str(log)) == (1, 0, 0, 0)
     os.utime(log.with_name("chat.jsonl.1"), (1, 1))
@@ -341,20 +298,6 @@ def test_a_folder_brings_all_its_logs_and_documents(log: Path) -> None:
     assert stored_numbers() == [1, 2, 3, 4, 5]
 
 
-def test_a_source_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"):
-        collect_now(str(tmp_path / "nothing.jsonl"))
-
-
-def test_two_collectors_of_one_log_store_each_row_once(log: Path) -> None:
-    append(log, *range(10))
-    with closing(open_database()) as database:
-        first, second = (FileReader(str(log)).batches(database, False) for _ in range(2))
-        batch, other = next(first), next(second)
-        assert batch and other
-        assert (commit_batch(database, batch).stored, commit_batch(database, other).duplicates) == (10, 10)
-
-
 OPERATIONS = st.lists(
     st.sampled_from(["row", "row", "row", "bad", "half", "collect", "collect", "rename", "copytruncate"]), max_size=40
 )
@@ -364,31 +307,27 @@ def replay(folder: Path, operations: list[str]) -> None:
     """Write, rotate and collect in this order, and look: each row once, each bad line once."""
     log = folder / "chat.jsonl"
     log.touch()
-    rows, bad, clock = 0, 0, 2_000_000_000
+    rows, bad = 0, 0
     for number, operation in enumerate(operations):
-        text = line(rows).encode()
+        text, rotated = line(rows).encode(), folder / f"chat.jsonl.{number}"
         if operation == "row":
             append(log, rows)
         elif operation == "bad":
             log.write_bytes(log.read_bytes() + f"{{bad {bad}\n".encode())
-            bad += 1
         elif operation == "half":  # the writer is interrupted and goes on
             log.write_bytes(log.read_bytes() + text[:10])
             collect_now(str(log))
             log.write_bytes(log.read_bytes() + text[10:])
-        elif operation == "collect":
-            collect_now(str(log))
-        elif operation == "folder":
-            collect_now(str(folder))
+        elif operation in ("collect", "folder"):
+            collect_now(str(log if operation == "collect" else folder))
         elif operation == "rename":
-            log.rename(folder / f"chat.jsonl.{number}")
+            log.rename(rotated)
             log.touch()
         else:
-            shutil.copyfile(log, folder / f"chat.jsonl.{number}")
+            shutil.copyfile(log, rotated)
             log.write_bytes(b"")
-        rows += operation in ("row", "half")
-        clock += 1
-        os.utime(log, (clock, clock))
+        rows, bad = rows + (operation in ("row", "half")), bad + (operation == "bad")
+        os.utime(log, (2_000_000_000 + number, 2_000_000_000 + number))
     collect_now(str(log))
     assert stored_numbers() == list(range(rows))
     assert query("SELECT count(*) FROM refused") == [bad]
@@ -431,18 +370,13 @@ def test_lines_of_a_session_are_no_rows(tmp_path: Path) -> None:
     assert (tally.stored, tally.reasons) == (0, {"session-line": 1})
 
 
-def test_a_folder_is_followed_through_links(tmp_path: Path) -> None:
-    """As `data check` does. Files behind a link were passed over without a word."""
+def test_a_folder_is_followed_through_links_and_no_file_is_stored_twice(tmp_path: Path) -> None:
+    """As `check` does. Files behind a link were passed over without a word."""
     (tmp_path / "elsewhere").mkdir()
     append(tmp_path / "elsewhere" / "b.jsonl", 2)
     append(tmp_path / "logs" / "a.jsonl", 1)
     (tmp_path / "logs" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "logs" / "circle").symlink_to(tmp_path / "logs")
-    assert total(str(tmp_path / "logs")) == (2, 0, 0, 0)
-
-
-def test_a_file_of_two_sources_is_stored_once(tmp_path: Path) -> None:
-    append(log := tmp_path / "logs" / "chat.jsonl", 1)
-    (tmp_path / "alias.jsonl").symlink_to(log)
-    collected = collect_now(str(log.parent), str(tmp_path / "alias.jsonl"))
-    assert (collected.total().stored, collected.total().refused) == (1, 0)
+    (tmp_path / "alias.jsonl").symlink_to(tmp_path / "logs" / "a.jsonl")
+    collected = collect_now(str(tmp_path / "logs"), str(tmp_path / "alias.jsonl")).total()
+    assert (collected.stored, collected.refused) == (2, 0)
