@@ -8,14 +8,11 @@ from typing import Any
 
 from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import home, lock_holder
-from hivetune.base.documents import read_document
 from hivetune.base.journal import read_tail
 from hivetune.base.paths import quoted
 from hivetune.base.typed import to_plain
 from hivetune.cycle.record import JOURNAL, PAUSED, cycles_of, loop_folder, loop_names
-from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
-from hivetune.run.folder import ADAPTER, EVALUATION, read_record
 from hivetune.run.status import RunStatus, known_runs, shortest_names
 from hivetune.serve.route import gateway_folder, loaded_labels
 
@@ -80,10 +77,9 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     names = shortest_names([status.run for status in runs])
     # A cycle continues its own runs without a person.
     mine = [status for status in runs if not status.run.is_relative_to(home() / "cycles")]
-    failed = [
-        Suggestion(f"the newest cycle of {loop.name} failed: {loop.failed}", f"hivetune cycle status {loop.name}")
-        for loop in loops
-        if loop.failed
+    failed = [(loop.name, loop.failed) for loop in loops if loop.failed]
+    needs = [
+        Suggestion(f"the newest cycle of {name} failed: {why}", f"hivetune cycle status {name}") for name, why in failed
     ]
     return Overview(
         running=tuple(status for status in runs if status.state == "running"),
@@ -93,8 +89,8 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         served=tuple(release.label for release in champions if release.label in loaded),
         loops=loops,
         interactions=interactions,
-        needs=(*needs_of(mine, names, registered, tainted), *failed),
-        next=tuple(next_steps(mine, names, registered, interactions, served=holder is not None)),
+        needs=(*needs_of(mine, names, registered, tainted), *needs),
+        next=tuple(_next_steps(bool(mine), interactions, unserved=bool(champions) and holder is None)),
     )
 
 
@@ -141,33 +137,11 @@ def needs_of(
             yield Suggestion(why, f"hivetune releases {release.label}")
 
 
-def next_steps(
-    runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], interactions: int, *, served: bool
-) -> Iterator[Suggestion]:
-    """Yield at most one step of each station, for the newest run."""
-    # The newest alone: what an older run never got is no longer wanted.
-    finished = next((status for status in runs if status.state == "done"), None)
-    if not runs:
+def _next_steps(has_runs: bool, interactions: int, *, unserved: bool) -> Iterator[Suggestion]:
+    """Yield what a new home needs first, and a gateway where a champion waits for one."""
+    # What follows a run or a release is said by the command that made it.
+    if not has_runs:
         yield Suggestion("see the whole walk on a small model", "hivetune demo")
         yield Suggestion("start with your own rows", f"hivetune init {'store' if interactions else 'ROWS'}")
-    elif finished is not None:
-        yield from _after(finished.run, names[finished.run], {release.run for release in registered})
-    if any("champion" in release.aliases for release in registered) and not served:
+    if unserved:
         yield Suggestion("no gateway runs", "hivetune serve")
-
-
-def _after(run: Path, name: str, registered: set[str]) -> Iterator[Suggestion]:
-    """Yield what follows a finished run."""
-    # A damaged document is named with the command that makes it again.
-    try:
-        if (run / EVALUATION).exists():
-            passed = read_document(run / EVALUATION).get("verdict") == "deploy"
-            if passed and str(run) not in registered and (run / ADAPTER).exists():
-                yield Suggestion(f"{name} passed the gate", f"hivetune register {quoted(name)} --as NAME")
-            return
-        rows = (read_record(run).get("result") or {}).get("rows") or {}
-    except UsageError as error:
-        yield Suggestion(f"{name} can't be read: {error.message}", f"hivetune eval {quoted(name)}")
-        return
-    if rows.get("held_out") != 0:  # else an evaluation would be refused
-        yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {quoted(name)}")

@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from hivetune.base.disk import write_atomic
 from hivetune.base.typed import from_plain
@@ -20,12 +23,18 @@ from hivetune.judge.verdict import (
 from hivetune.models.prepared import spoken_name
 from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Metric
-from hivetune.run.page import render, whole_page
 
 EVALUATION_PAGE = "eval.html"
 MAX_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 MAX_LOST = 50
-_STYLE, _BODY = (Path(__file__).with_name(name) for name in ("page.css", "comparison_body.html"))
+_FOLDER = Path(__file__).parent
+# A page in one file needs nothing else: no script, no font, no network.
+_FRAME = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{{ style | safe }}</style></head><body><main>
+<h1>{{ verdict }}: {{ title }}</h1>{{ body | safe }}</main></body></html>
+"""
 _RANKS = {(True, False): 0, (False, True): 1, (False, False): 2}  # by the success of both sides
 
 
@@ -42,7 +51,17 @@ def write_evaluation_page(run: Path, evaluation: Mapping[str, Any]) -> None:
 def evaluation_page(document: Mapping[str, Any]) -> str:
     """Return the whole page of an eval.json."""
     title = f"{document['tuned']['label']} against {document['base']['label']}"
-    return whole_page(title, comparison_body(document), _STYLE, f"{document['verdict']}: {title}")
+    body, style = comparison_body(document), (_FOLDER / "page.css").read_text(encoding="utf-8")
+    return _templates().from_string(_FRAME).render(title=title, verdict=document["verdict"], body=body, style=style)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    # Rows and answers are other people's: every text is escaped.
+    loader, strict = jinja2.FileSystemLoader(_FOLDER), jinja2.StrictUndefined
+    made = jinja2.Environment(loader=loader, autoescape=True, undefined=strict)
+    made.filters["cut"] = lambda text, longest: text if len(text) <= longest else text[:longest] + " ..."
+    return made
 
 
 def comparison_body(document: Mapping[str, Any]) -> str:
@@ -53,17 +72,20 @@ def comparison_body(document: Mapping[str, Any]) -> str:
     lost = [("lost, frozen question", row) for row in document["frozen"] if _is_lost(row)][:MAX_LOST]
     answers = sorted(document["answers"], key=_rank)[:MAX_ANSWERS]
     agents = agent_cells(document)
-    return render(
-        _BODY,
-        labels=[document[side]["label"] for side in SIDES],
-        reasons=document["reasons"],
-        problems=document["problems"],
-        metrics=[metric_cells(from_plain(Metric, m)) for m in document["metrics"] if m["tuned"] is not None],
-        metrics_note="Gain: positive where B is better." + "".join(not_compared),
-        agents=[] if {agent[0] for agent in agents} == {"-"} else agents,
-        answers=[*lost, *(({0: "lost", 1: "gained"}.get(_rank(answer), ""), answer) for answer in answers)],
-        answers_note="Those that only A answers rightly come first, then those that only B does."
-        + (more if num_answers > MAX_ANSWERS else ""),
+    return (
+        _templates()
+        .get_template("comparison_body.html")
+        .render(
+            labels=[document[side]["label"] for side in SIDES],
+            reasons=document["reasons"],
+            problems=document["problems"],
+            metrics=[metric_cells(from_plain(Metric, m)) for m in document["metrics"] if m["tuned"] is not None],
+            metrics_note="Gain: positive where B is better." + "".join(not_compared),
+            agents=[] if {agent[0] for agent in agents} == {"-"} else agents,
+            answers=[*lost, *(({0: "lost", 1: "gained"}.get(_rank(answer), ""), answer) for answer in answers)],
+            answers_note="Those that only A answers rightly come first, then those that only B does."
+            + (more if num_answers > MAX_ANSWERS else ""),
+        )
     )
 
 
