@@ -1,22 +1,16 @@
 """The APIs of Anthropic, of OpenAI's Responses and of Ollama: what of a request reaches the model server, what is
-refused by its name, and what the official clients read of an answer. The model server is a function here."""
+refused by its name. The model server is a function here; official clients are in test_clients.py."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import httpx
 import httpx2
-import ollama
-import openai
 import pytest
 from serve.hive import stored
-from serve.stage import PORT, Stage, on_stage, said
+from serve.stage import Stage, on_stage
 
-from hivetune.config import DataConfig
-from hivetune.data.prepare.prepare import check
 from hivetune.serve.api import DIALECTS
 from hivetune.serve.fields import FieldRefused
 
@@ -171,175 +165,6 @@ def test_any_document_is_answered_or_refused_by_name(path: str) -> None:
             assert problem.field, document
             refused += 1
     assert refused > 100
-
-
-USAGE = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
-
-
-def thinks_and_calls(path: str, body: dict[str, Any]) -> httpx2.Response:
-    """Answer with a thought, a text and a call, as llama.cpp does."""
-    assert body["reasoning_format"] == "auto"
-    if not body.get("stream"):
-        choice = {"finish_reason": "tool_calls", "message": {**SAID, "tool_calls": [CALL]}}
-        return httpx2.Response(200, json={"choices": [choice], "usage": USAGE})
-    begin = {"index": 0, "id": "call_1", "function": {"name": "Read", "arguments": '{"path"'}}
-    deltas: list[dict[str, Any]] = [{"reasoning_content": "A "}, {"reasoning_content": "file."}]
-    deltas += [{"content": "Let me"}, {"content": " see."}, {"tool_calls": [begin]}]
-    deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": ': "a.py"}'}}]}]
-    pieces: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
-    pieces += [{"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}, {"choices": [], "usage": USAGE}]
-    lines = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces)
-    return httpx2.Response(200, content=f"{lines}data: [DONE]\n\n".encode())
-
-
-def clients(stage: Stage) -> tuple[anthropic.AsyncAnthropic, openai.AsyncOpenAI, ollama.AsyncClient]:
-    url = f"http://127.0.0.1:{PORT}"
-    theirs = httpx2.AsyncClient(transport=httpx2.ASGITransport(stage.guard))
-    return (
-        anthropic.AsyncAnthropic(base_url=url, api_key="token-a", http_client=theirs, max_retries=0),
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="token-a", http_client=theirs, max_retries=0),
-        ollama.AsyncClient(url, headers=BEARER, transport=httpx.ASGITransport(stage.guard)),
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-@on_stage(answer=thinks_and_calls)
-async def test_the_official_clients_read_thoughts_texts_and_calls(stage: Stage, stream: bool) -> None:
-    claude, gpt, llama = clients(stage)
-    sent: dict[str, Any] = {"model": "helpdesk", "messages": [ASKED], "max_tokens": 64}
-    if stream:
-        async with claude.messages.stream(**sent) as told:
-            message = await told.get_final_message()
-    else:
-        message = await claude.messages.create(**sent)
-    thought, text, call = message.content
-    assert (thought.thinking, text.text) == ("A file.", "Let me see.")
-    assert (call.id, call.name, call.input) == ("call_1", "Read", {"path": "a.py"})
-    assert (message.stop_reason, message.model) == ("tool_use", "helpdesk@1")
-    assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (5, 4)
-    assert message.usage.output_tokens == 5
-
-    if stream:
-        async with gpt.responses.stream(model="helpdesk", input="hello") as answering:
-            numbers = [event.sequence_number async for event in answering]
-            response = await answering.get_final_response()
-        assert numbers == list(range(len(numbers)))
-    else:
-        response = await gpt.responses.create(model="helpdesk", input="hello")
-    reasoning, said_, called = response.output
-    assert reasoning.summary[0].text == "A file." and response.output_text == said_.content[0].text == "Let me see."
-    assert (called.call_id, called.name, called.arguments) == ("call_1", "Read", '{"path": "a.py"}')
-    assert (response.status, response.model, response.usage.total_tokens) == ("completed", "helpdesk@1", 14)
-    assert response.usage.input_tokens_details.cached_tokens == 4
-
-    answer: Any = await llama.chat("helpdesk", [ASKED], stream=stream)
-    parts = [part async for part in answer] if stream else [answer]
-    assert "".join(part.message.thinking or "" for part in parts) == "A file."
-    assert "".join(part.message.content for part in parts) == "Let me see."
-    ((called,),) = [part.message.tool_calls for part in parts if part.message.tool_calls]
-    assert (called.function.name, called.function.arguments) == ("Read", {"path": "a.py"})
-    last = parts[-1]
-    assert (last.done, last.done_reason, last.model, last.prompt_eval_count) == (True, "stop", "helpdesk@1", 9)
-    written: Any = await llama.generate("helpdesk", "hello", stream=stream)
-    wrote = [part async for part in written] if stream else [written]
-    assert "".join(part.response for part in wrote) == "Let me see." and wrote[-1].eval_count == 5
-
-
-def broken(path: str, body: dict[str, Any]) -> httpx2.Response:
-    return httpx2.Response(200, content=b'data: {"choices": [{"delta": {"content": "ok"}}]}\n\ndata: {"error": {}}\n\n')
-
-
-@on_stage(answer=broken)
-async def test_a_stream_that_breaks_off_says_so(stage: Stage) -> None:
-    claude, gpt, llama = clients(stage)
-    with pytest.raises(anthropic.APIStatusError, match="model server failed"):
-        async with claude.messages.stream(model="helpdesk", messages=[ASKED], max_tokens=5) as told:  # type: ignore[list-item]
-            await told.get_final_message()
-    events = [event async for event in await gpt.responses.create(model="helpdesk", input="hello", stream=True)]
-    assert events[-1].type == "response.failed" and "model server failed" in events[-1].response.error.message
-    with pytest.raises(ollama.ResponseError, match="model server failed"):
-        async for _ in await llama.chat("helpdesk", [ASKED], stream=True):
-            pass
-
-
-# An agent's session: a question, a call with its result, another question. Each request repeats what was before it.
-GO_ON: Any = {"role": "user", "content": "Go on."}
-FUNCTION = {"type": "function", "name": "Read", "parameters": SCHEMA}
-
-
-async def of_claude(stage: Stage) -> None:
-    claude = clients(stage)[0]
-    history: list[Any] = [ASKED]
-    tools: Any = [{"name": "Read", "input_schema": SCHEMA}]
-    for number in range(3):
-        system: Any = [
-            {"type": "text", "text": f"x-anthropic-billing-header: {number};"},
-            {"type": "text", "text": "Be brief."},
-        ]
-        told = await claude.messages.create(model="", system=system, messages=history, tools=tools, max_tokens=9)
-        result = {"type": "tool_result", "tool_use_id": "call_1", "content": "x = 1"}
-        asked = [GO_ON, {"role": "user", "content": [result]}, GO_ON][number]
-        history += [{"role": "assistant", "content": told.content}, asked]
-
-
-async def of_codex(stage: Stage) -> None:
-    gpt = clients(stage)[1]
-    history: list[Any] = [ASKED]
-    for number in range(3):
-        told = await gpt.responses.create(input=history, instructions="Be brief.", tools=[FUNCTION])  # type: ignore[call-overload]
-        result = {"type": "function_call_output", "call_id": "call_1", "output": "x = 1"}
-        history += [*(item.model_dump() for item in told.output), [GO_ON, result, GO_ON][number]]
-
-
-async def of_a_chain(stage: Stage) -> None:
-    """Only what is new is sent: the gateway has the rest."""
-    gpt = clients(stage)[1]
-    previous = None
-    result = {"type": "function_call_output", "call_id": "call_1", "output": "x = 1"}
-    for asked in (ASKED, GO_ON, result):
-        told = await gpt.responses.create(
-            input=[asked],
-            instructions="Be brief.",
-            tools=[FUNCTION],
-            previous_response_id=previous,  # type: ignore[call-overload]
-        )
-        previous = told.id
-
-
-async def of_ollama(stage: Stage) -> None:
-    llama = clients(stage)[2]
-    history: list[Any] = [{"role": "system", "content": "Be brief."}, ASKED]
-    for number in range(3):
-        told = await llama.chat("helpdesk", history, tools=[TOOL])
-        result = {"role": "tool", "tool_name": "Read", "content": "x = 1"}
-        history += [told.message, [GO_ON, result, GO_ON][number]]
-
-
-async def of_a_chat(stage: Stage) -> None:
-    gpt = clients(stage)[1]
-    history: list[Any] = [{"role": "system", "content": "Be brief."}, ASKED]
-    for number in range(3):
-        told = await gpt.chat.completions.create(model="helpdesk", messages=history, tools=[TOOL])  # type: ignore[call-overload]
-        result = {"role": "tool", "tool_call_id": "call_1", "content": "x = 1"}
-        history += [told.choices[0].message, [GO_ON, result, GO_ON][number]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("session", [of_claude, of_codex, of_a_chain, of_ollama, of_a_chat])
-@on_stage(captures=True)
-async def test_a_session_is_one_row_with_its_calls(stage: Stage, session: Callable[[Stage], Awaitable[None]]) -> None:
-    called = {"finish_reason": "tool_calls", "message": {"role": "assistant", **SAID, "tool_calls": [CALL]}}
-    answers = [said("Hello."), httpx2.Response(200, json={"choices": [called]}), said("x is 1.")]
-    stage.answer = lambda path, body: answers[len(stage.asked) - 1]
-    await session(stage)
-    rows = [json.loads(row) for _, _, row in stored()]
-    roles = [message["role"] for message in rows[2]["messages"]]
-    assert roles == ["system", "user", "assistant", "user", "assistant", "tool", "assistant"]
-    assert rows[2]["messages"] == [*stage.asked[2][1]["messages"], {"role": "assistant", "content": "x is 1."}]
-    assert rows[2]["messages"][4] == {**rows[1]["messages"][4], "tool_calls": rows[2]["messages"][4]["tool_calls"]}
-    report = check(DataConfig(path="store", also_train=["own_answers"])).document
-    assert (report["rows_in"], report["beginnings"], report["usable"]) == (3, 2, 1), report
 
 
 @on_stage(captures=True)
