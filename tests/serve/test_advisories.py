@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -71,26 +71,21 @@ def headers(*more: tuple[bytes, bytes], host: bytes | None = b"127.0.0.1:8642") 
     return [*own, (b"authorization", b"Bearer token-a"), *more]
 
 
-async def refused_field(stage: Stage, field: str, value: Any) -> None:
-    answer = await stage.ask(**{field: value})
-    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(field), answer.text
-    assert stage.asked == []
-
-
-def _nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {}
-    for _ in range(depth):
-        schema = {"items": schema}
-    return schema
-
-
-DEEP = {"type": "json_schema", "json_schema": {"schema": _nested(200)}}
+# Fields that are refused by their names.
+DEEP: dict[str, Any] = reduce(lambda schema, _: {"items": schema}, range(200), {})
+PARTS = (
+    {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}},
+    {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
+    {"type": "video_url", "video_url": {"url": "http://127.0.0.1:1\\@evil/"}},
+    {"type": "file", "file": {"file_id": "file:///etc/passwd"}},
+    {"type": "text", "text": "x", "image_url": {"url": "x"}},
+)
 FIELDS: dict[tuple[str, ...], list[tuple[str, Any]]] = {
     ("CVE-2026-21869", "ggml-org/llama.cpp#24786"): [("n_discard", value) for value in (-1, -(2**31), 2**31 - 1)],
     ("ggml-org/llama.cpp#22234",): [
         ("grammar", "root ::= " + "(" * 10_000),
         ("json_schema", {}),
-        ("response_format", DEEP),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": DEEP}}),
     ],
     ("vLLM and llama.cpp: answers that fill memory (logprobs, n, lengths)",): [
         ("top_logprobs", 100_000),
@@ -98,25 +93,29 @@ FIELDS: dict[tuple[str, ...], list[tuple[str, Any]]] = {
         ("n", 1000),
         ("max_tokens", 2**40),
     ],
+    ("CVE-2024-34359", "CVE-2026-5760", "CVE-2026-1868"): [
+        ("chat_template", "{{ ''.__class__.__mro__ }}"),
+        ("chat_template_kwargs", {"x": "{{ 7*7 }}"}),
+    ],
+    # Nothing is fetched for a request, so there is no parser of addresses to deceive.
+    ("CVE-2026-22778", "CVE-2026-45400"): [
+        ("messages[0].content[0]", [{"role": "user", "content": [part]}]) for part in PARTS
+    ],
 }
 
 
 async def _refuses(fields: list[tuple[str, Any]], stage: Stage) -> None:
     for field, value in fields:
-        await refused_field(stage, field, value)
+        answer = await stage.ask(**{field.partition("[")[0]: value})
+        assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(field), answer.text
+    assert stage.asked == []
+    for text in ("{{ 7*7 }}", "{% for a in range(9**9) %}{% endfor %}"):
+        assert (await stage.ask(messages=[{"role": "user", "content": text}])).status_code == 200
+        assert stage.asked.pop()[1]["messages"][0]["content"] == text  # a text is a text
 
 
 for advisories, fields in FIELDS.items():
     replays(*advisories)(partial(_refuses, fields))
-
-
-@replays("CVE-2024-34359", "CVE-2026-5760", "CVE-2026-1868")
-async def templates_of_a_request(stage: Stage) -> None:
-    await refused_field(stage, "chat_template", "{{ ''.__class__.__mro__ }}")
-    await refused_field(stage, "chat_template_kwargs", {"x": "{{ 7*7 }}"})
-    for text in ("{{ 7*7 }}", "{% for a in range(9**9) %}{% endfor %}"):
-        assert (await stage.ask(messages=[{"role": "user", "content": text}])).status_code == 200
-        assert stage.asked.pop()[1]["messages"][0]["content"] == text  # a text is a text
 
 
 @replays("CVE-2026-43631", "CVE-2024-42477", "CVE-2024-42478", "CVE-2024-42479")
@@ -203,22 +202,6 @@ async def another_clients_answer(stage: Stage) -> None:
     assert stage.asked[0][1]["id_slot"] != stage.asked[1][1]["id_slot"]
 
 
-@replays("CVE-2026-22778", "CVE-2026-45400")
-async def addresses_in_a_request(stage: Stage) -> None:
-    """Nothing is fetched for a request, so there is no parser of addresses to deceive."""
-    parts = [
-        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}},
-        {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
-        {"type": "video_url", "video_url": {"url": "http://127.0.0.1:1\\@evil/"}},
-        {"type": "file", "file": {"file_id": "file:///etc/passwd"}},
-        {"type": "text", "text": "x", "image_url": {"url": "x"}},
-    ]
-    for part in parts:
-        answer = await stage.ask(messages=[{"role": "user", "content": [part]}])
-        assert answer.status_code == 400 and "messages[0].content[0]" in answer.json()["error"]["param"]
-    assert stage.asked == []
-
-
 @replays("request smuggling: RFC 9112, 6.3")
 async def two_lengths(stage: Stage) -> None:
     """The parser of the server refuses what a proxy could read differently; the guard sees the size."""
@@ -257,10 +240,7 @@ async def changed_after_the_verdict(stage: Stage) -> None:
 
 @replays("a prompt of megabytes holds up everybody")
 async def prompts_of_megabytes(stage: Stage) -> None:
-    for messages in (
-        [{"role": "user", "content": "word " * 400_000}],
-        [{"role": "user", "content": "x"}] * 50_000,
-    ):
+    for messages in ([{"role": "user", "content": "word " * 400_000}], [{"role": "user", "content": "x"}] * 50_000):
         answer = await stage.ask(messages=messages)
         assert answer.status_code == 400 and "context" in answer.text
     assert stage.asked == []

@@ -1,5 +1,5 @@
-"""The official clients of all APIs: what they read of the answers of a function, and one text from a real gateway with a
-real llama.cpp, whoever asks for it."""
+"""The official clients of all APIs: what they read of the answers of a function, and one text of a real llama.cpp,
+whoever asks for it."""
 
 import json
 import os

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 from serve.stage import CHAT, QUESTION, Stage, on_stage
 
 from hivetune.serve import fields as tables
@@ -97,7 +96,6 @@ async def test_what_is_documented_arrives_as_it_was_sent(stage: Stage) -> None:
         "parallel_tool_calls": False,
         "response_format": {"type": "json_object"},
     }
-
     said = {"n": 1, "reasoning_effort": None, "user": "ann", "metadata": {"agent": "x"}, "model": "helpdesk"}
     answer = await stage.post({**sent, **said})
     assert answer.status_code == 200, answer.text
@@ -112,8 +110,7 @@ async def test_what_is_documented_arrives_as_it_was_sent(stage: Stage) -> None:
     assert arrived.keys() - expected.keys() <= own, arrived
 
 
-FIND = {"type": "function", "function": {"name": "find"}}
-CHOSEN = {"type": "function", "function": {"name": "find"}}
+FIND = CHOSEN = {"type": "function", "function": {"name": "find"}}
 
 
 def called(arguments: str) -> list[dict[str, Any]]:
@@ -158,27 +155,25 @@ async def test_bodies_that_json_does_not_say_clearly(stage: Stage) -> None:
         assert answer.status_code == status, more
 
 
-@pytest.mark.parametrize(("path", "asked"), [(CHAT, QUESTION), ("/v1/completions", {"prompt": "hello"})])
-def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(path: str, asked: dict[str, Any]) -> None:
-    error = {"code": 400, "message": "x", "type": "exceed_context_size_error", "n_prompt_tokens": 5000, "n_ctx": 4096}
+ERROR = {"code": 400, "message": "x", "type": "exceed_context_size_error", "n_prompt_tokens": 5000, "n_ctx": 4096}
 
-    async def scene(stage: Stage) -> None:
-        for more in ("", "hello " * 40_000):
-            field = next(iter(asked))
-            long = {"prompt": more} if field == "prompt" else {"messages": [{"role": "user", "content": more}]}
-            answer = await stage.post(long if more else asked, path)
+
+@on_stage(answer=lambda path, body: httpx2.Response(400, json={"error": ERROR}))
+async def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(stage: Stage) -> None:
+    """Whoever finds it: the server, or the gateway before it reads a text that no context holds."""
+    for text in ("hello", "hello " * 40_000):
+        for path, field, value in (
+            (CHAT, "messages", [{"role": "user", "content": text}]),
+            ("/v1/completions", "prompt", text),
+        ):
+            answer = await stage.post({field: value}, path)
             told = answer.json()["error"]
             assert (answer.status_code, told["param"], told["code"]) == (400, field, "context_length_exceeded")
             assert "do not fit into the context of 4,096 tokens" in told["message"] and "--context" in told["message"]
 
-    Stage(lambda path, body: httpx2.Response(400, json={"error": error})).play(scene)
-
 
 def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "array", "items": schema}
-    return schema
+    return {"type": "array", "items": nested(depth - 1)} if depth else {"type": "string"}
 
 
 @on_stage()
@@ -202,21 +197,20 @@ async def test_schemas_are_bounded(stage: Stage) -> None:
     assert stage.asked[0][1]["response_format"] == form
 
 
-def test_completions_refuse_what_they_can_not_honour() -> None:
+TEXT = {"choices": [{"index": 0, "text": "three", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
+
+
+@on_stage(answer=lambda path, body: httpx2.Response(200, json=TEXT))
+async def test_completions_refuse_what_they_can_not_honour(stage: Stage) -> None:
     wrong = ({"logprobs": 5}, {"n": 2}, {"echo": True}, {"suffix": "x"}, {"best_of": 3})
     prompts: tuple[Any, ...] = (["one", "two"], [], [1, 2], [[1, 2]], 5)
-
-    async def scene(stage: Stage) -> None:
-        for extra in (*wrong, *({"prompt": prompt} for prompt in prompts)):
-            answer = await stage.post({"prompt": "one two", **extra}, "/v1/completions")
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["error"]["param"].partition("[")[0] == next(iter(extra))
-        for prompt in ("one two", ["one two"]):
-            ok = await stage.post({"prompt": prompt, "n": 1, "max_tokens": 3}, "/v1/completions")
-            assert ok.status_code == 200 and stage.asked[-1][1]["prompt"] == "one two"
-
-    text = {"choices": [{"index": 0, "text": "three", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
-    Stage(lambda path, body: httpx2.Response(200, json=text)).play(scene)
+    for extra in (*wrong, *({"prompt": prompt} for prompt in prompts)):
+        answer = await stage.post({"prompt": "one two", **extra}, "/v1/completions")
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"].partition("[")[0] == next(iter(extra))
+    for prompt in ("one two", ["one two"]):
+        ok = await stage.post({"prompt": prompt, "n": 1, "max_tokens": 3}, "/v1/completions")
+        assert ok.status_code == 200 and stage.asked[-1][1]["prompt"] == "one two"
 
 
 def test_every_field_stands_in_the_documentation() -> None:
@@ -230,7 +224,6 @@ def test_every_field_stands_in_the_documentation() -> None:
 async def test_hints_to_other_servers_are_accepted_and_named(stage: Stage) -> None:
     hints: dict[str, Any] = dict.fromkeys(("prompt_cache_key", "safety_identifier", "service_tier", "verbosity"), "low")
     hints |= {"store": True, "metadata": {"ticket": "7"}, "reasoning_effort": "low"}
-
     answer = await stage.ask(**hints)
     assert answer.status_code == 200, answer.text
     assert set(answer.headers["X-Hivetune-Ignored"].split(", ")) == hints.keys()

@@ -82,7 +82,7 @@ class Gateway:
             ("POST", "/v1/messages/count_tokens", self.count_tokens),
             ("POST", "/v1/feedback", self.feedback),
             ("GET", "/v1/models", self.models),
-            ("GET", "/v1/models/{name:path}", self.model),
+            ("GET", "/v1/models/{name:path}", self.models),
             ("GET", "/api/tags", self.tags),
             ("POST", "/api/show", self.show),
             ("GET", "/api/version", self.version),
@@ -260,19 +260,19 @@ class Gateway:
         return JSONResponse({"id": entry.id, "release": label}, status_code=202)
 
     async def models(self, http: HttpRequest) -> Response:
-        served = [self._model(name) for name in self.keeper.routes.names()]
-        return JSONResponse({"object": "list", "data": served})
-
-    async def model(self, http: HttpRequest) -> Response:
-        name = http.path_params["name"]
-        if name not in self.keeper.routes.names():
+        """Describe all models, or the one of the path. `defaults`: its generation settings, and the system prompt of
+        most of its rows."""
+        routes, judged, name = self.keeper.routes, self.keeper.wanted.generation, http.path_params.get("name")
+        about = {"object": "model", "created": 0, "owned_by": "hivetune"}
+        served = {
+            each: {"id": each, **about, "defaults": dict(judged.get(routes.champions.get(each, each), GREEDY))}
+            for each in routes.names()
+        }
+        if name is None:
+            return JSONResponse({"object": "list", "data": [*served.values()]})
+        if name not in served:
             raise NotThere(f"the model {name!r} is not served")
-        return JSONResponse(self._model(name))
-
-    def _model(self, name: str) -> dict[str, Any]:
-        """Describe a model. `defaults`: its generation settings, and the system prompt of most of its rows."""
-        defaults = dict(self.keeper.wanted.generation.get(self.keeper.routes.champions.get(name, name), GREEDY))
-        return {"id": name, "object": "model", "created": 0, "owned_by": "hivetune", "defaults": defaults}
+        return JSONResponse(served[name])
 
     async def tags(self, http: HttpRequest) -> Response:
         return JSONResponse(ollama.tags(self.keeper.routes.names()))

@@ -81,8 +81,11 @@ async def forward(keeper: Keeper, request: Request) -> AsyncIterator[AsyncGenera
             except (BackendRetired, httpx2.TransportError) as error:
                 if attempt == TRIES - 1:
                     raise Broken(f"the model server is lost: {type(error).__name__}") from None
-                if not isinstance(error, BackendRetired):
-                    await _noticed(live)
+                # One that broke its connection is seen as dead a moment later, or lives on.
+                for _ in range(0 if isinstance(error, BackendRetired) else round(DEATH_NOTICED_S / _POLL_S)):
+                    if live.dead or live.retired:
+                        break
+                    await asyncio.sleep(_POLL_S)
                 continue
             yield await stack.enter_async_context(contextlib.aclosing(_pieces(request, response, ticket)))
             return
@@ -95,14 +98,6 @@ def _sent(request: Request, live: LiveBackend, judged: Mapping[str, Any]) -> dic
     fields = upstream_fields(request.fields, takes_tools=live.takes_tools, template=live.template)
     thoughts = {"reasoning_format": "auto" if request.dialect.thoughts else "none"}
     return {**defaults, **fields, **thoughts, **request.scores}
-
-
-async def _noticed(live: LiveBackend) -> None:
-    """Wait until a server that broke its connection is seen as dead, a moment at most: it may live on."""
-    for _ in range(round(DEATH_NOTICED_S / _POLL_S)):
-        if live.dead or live.retired:
-            return
-        await asyncio.sleep(_POLL_S)
 
 
 async def _pieces(request: Request, response: httpx2.Response, ticket: Ticket) -> AsyncGenerator[Piece]:
@@ -131,7 +126,7 @@ def _read(request: Request, raw: bytes) -> Piece:
     """Return a piece, and note what it says. Log-probabilities that the client did not ask for are hidden from it."""
     document: dict[str, Any] = json.loads(raw)
     if "error" in document:
-        raise Broken(f"the model server failed: {_message(document)}")
+        raise Broken(f"the model server failed: {_message(document['error'])}")
     grown = request.said.add(document)
     if request.scores:
         document["choices"] = [{**choice, "logprobs": None} for choice in document.get("choices", ())]
@@ -179,22 +174,17 @@ def refuse_larger(field: str, size_bytes: int, context_tokens: int) -> None:
 
 def _refusal(status: int, raw: bytes, field: str) -> HivetuneError:
     """Return Refused for a mistake in the request, or Broken for a fault of the server. `field`: what was asked."""
-    try:
-        document = json.loads(raw)
-        error = document["error"]
+    error: Any = raw[:500].decode(errors="replace")
+    # Whoever answers may send something else than JSON.
+    with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+        error = json.loads(raw)["error"]
         if error["type"] == "exceed_context_size_error":
             return too_long(field, f"{int(error['n_prompt_tokens']):,} tokens", int(error["n_ctx"]))
-    except (ValueError, RecursionError):
-        document = {}
-    # Another error, or of another server.
-    except (KeyError, TypeError):
-        pass
-    message = _message(document) or raw[:500].decode(errors="replace") or "refused"
+    message = _message(error) or "refused"
     if status in _CLIENT_ERRORS:
         return Refused(status, message)
     return Broken(f"the model server failed ({status}): {message}")
 
 
-def _message(document: Any) -> str:
-    error = document.get("error") if isinstance(document, dict) else None
+def _message(error: Any) -> str:
     return str(error.get("message", "") if isinstance(error, dict) else error or "")
