@@ -60,24 +60,20 @@ def read(row: Row) -> Conversation | None:
 
 
 def _answer(parts: list[dict[str, Any]]) -> list[Message]:
-    """Return an answer step by step: reasoning and text, the calls, then their results."""
-    messages: list[Message] = []
+    """Return an answer: what was said and called, and the results."""
     content: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
-    for part in [*parts, {"type": "step-start"}]:
-        kind, state = part.get("type"), part.get("state")
-        is_after = bool(results) and kind in ("text", "reasoning")  # the result was known when this was said
-        if (is_after or kind == "step-start") and content:
-            messages += read_turn({"role": "assistant", "content": [*content, *results]})
-            content, results = [], []
+    results: list[dict[str, Any]] = []  # of the calls that were made at once
+    for part in parts:
+        kind, state, call_id = part.get("type"), part.get("state"), part.get("callID")
+        if kind in ("text", "reasoning", "step-start"):
+            content, results = [*content, *results], []
         if kind in ("text", "reasoning"):
             content.append({"type": kind, "text": part.get("text")})
         elif kind == "tool" and isinstance(state, dict):
-            call_id = part.get("callID")
             content.append({"type": "tool_use", "id": call_id, "name": part.get("tool"), "input": state.get("input")})
             output = one_of(state, "output", "error") or ""
             results.append({"type": "tool_result", "tool_use_id": call_id, "content": output})
-    return messages
+    return read_turn({"role": "assistant", "content": [*content, *results]}) if content else []
 
 
 FORMAT = Format("opencode", read, needs=("info", "messages"), reads=frozenset(("info", "messages")))

@@ -66,20 +66,6 @@ def read_call(call: Any) -> Mapping[str, Any]:
     return {**plain, "id": str(call_id)} if isinstance(call_id, str | int) and call_id else plain
 
 
-def result_text(value: Any) -> str:
-    """Return the result of a tool, as text: strings and text parts as they are, anything else as JSON.
-
-    Raise RowRefused("unsupported-content") for an image.
-    """
-    if value is None or isinstance(value, str):
-        return value or ""
-    if isinstance(value, list) and all(isinstance(one_of(part, "text"), str) for part in value):
-        return "\n".join(part["text"] for part in value)
-    if any(one_of(part, "type") in ("image", "image_url", "document") for part in listed(value)):
-        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
-    return json.dumps(value, ensure_ascii=False)
-
-
 def read_tools(tools: Any) -> Tools:
     """Return the tools that a conversation may call, in OpenAI's form: a list, or the same as JSON text.
 
@@ -121,14 +107,11 @@ def _without_nulls(schema: Any) -> Any:
     return {key: value if key in _MEANT_NULLS else _without_nulls(value) for key, value in kept.items()}
 
 
-# From a turn to messages: each thing that it holds is read as a message of its own, and these are joined.
+# From a turn to messages: each part of it is read as a message of its own, and these are joined.
 
 
 def read_turn(turn: Any) -> list[Message]:
-    """Return one turn: mostly one message; a turn that holds tools' results gives one of each. What an assistant says
-    behind a result, it said when it knew the result: it is a message of its own. In other turns the results stand
-    first. Raise RowRefused.
-    """
+    """Return one turn: mostly one message; a turn that holds tools' results gives one of each. Raise RowRefused."""
     if not isinstance(turn, dict):
         raise RowRefused("wrong-type", "messages: each one an object with role and content")
     plain, text = ROLES.get(str(turn.get("role"))), turn.get("content")
@@ -137,93 +120,89 @@ def read_turn(turn: Any) -> list[Message]:
     weight = one_of(turn, *_WEIGHTS)
     if weight not in (None, 0, 1):
         raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
+    about: dict[str, Any] = {"weight": 1.0 if weight is None else float(weight)}
     if is_item(turn):
         if turn["type"] not in _ITEMS:
             raise RowRefused(NOT_HELD, f"{turn['type']}: the provider ran it; its result is not logged")
-        role, name, parts = ROLES["assistant"], None, list(_read_part("assistant", turn))
+        role, parts = ROLES["assistant"], [turn]
     else:
-        role, name, parts = _role_of(turn), turn.get("name"), list(_parts(turn))
-    parts = [part for part in parts if part.role == "tool" or part.content or part.tool_calls or part.reasoning]
+        role, parts = _role_and_parts(turn)
+        about["name"] = turn["name"] if isinstance(turn.get("name"), str) else None
+    read = [message for part in parts for message in _read_part(role, part)]
     if role != "assistant":
-        if any(part.tool_calls for part in parts):
+        if any(message.tool_calls for message in read):
             raise RowRefused("role-order", f"a tool call in a turn of {role}")
-        parts = [part for part in parts if not part.reasoning]
-        parts.sort(key=lambda part: part.role != "tool")
+        # Results stand first: the user speaks when the tools are done.
+        read = sorted((m for m in read if not m.reasoning), key=lambda message: message.role != "tool")
     messages: list[Message] = []
-    for part in parts or [Message(role, "")]:
-        if messages and messages[-1].role == part.role != "tool":
-            messages[-1] = _joined(messages[-1], part, "")
+    for message in read or [Message(role, "")]:
+        # What an assistant says behind a result, it said when it knew the result: it is a message of its own.
+        if messages and messages[-1].role == message.role != "tool":
+            messages[-1] = _joined(messages[-1], message, "")
         else:
-            messages.append(part)
-    for i, message in enumerate(messages):
-        if message.role == role != "tool":
-            thoughts = message.reasoning  # some programs repeat them in the text
-            messages[i] = replace(
-                message,
-                weight=1.0 if weight is None else float(weight),
-                name=name if isinstance(name, str) else None,
-                reasoning=None if thoughts and thoughts.strip() in message.content else thoughts,
-            )
-    return messages
+            messages.append(message)
+    return [message if message.role == "tool" else _finished(message, about) for message in messages]
 
 
-def _role_of(turn: Mapping[str, Any]) -> Role:
-    speaker = one_of(turn, *ROLE_KEYS)
+def _finished(message: Message, about: Mapping[str, Any]) -> Message:
+    thoughts = message.reasoning  # some programs repeat them in the text
+    is_repeated = thoughts is not None and thoughts.strip() in message.content
+    return replace(message, **about, reasoning=None if is_repeated else thoughts)
+
+
+def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
+    """Return who speaks, and what a turn holds as parts: its content, what was thought before it, and its calls."""
+    speaker, content = one_of(turn, *ROLE_KEYS), one_of(turn, *_CONTENT_KEYS)
     name = speaker.strip().lower() if isinstance(speaker, str) else ""
     if name not in ROLES:
         raise RowRefused("role-order", f"role {str(speaker)[:40]!r}: use system, user, assistant or tool")
     if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
         raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
-    return ROLES[name]
-
-
-def _parts(turn: Mapping[str, Any]) -> Iterator[Message]:
-    """Yield what a turn holds: its content, what was thought before it, and its calls."""
-    role, content = _role_of(turn), one_of(turn, *_CONTENT_KEYS)
     calls = parsed(one_of(turn, "tool_calls", "toolCalls", "function_call"))  # the last: OpenAI's older form, one call
-    if calls is None and one_of(turn, *ROLE_KEYS).strip().lower() in _CALL_ROLES:
+    if calls is None and name in _CALL_ROLES:
         calls, content = parsed(content), None
-        if not isinstance(calls, dict | list):
-            raise RowRefused("bad-tool-call", "a turn that is a call: not JSON")
-    if role == "tool" and not any(_is_result(part) for part in listed(content)):
-        yield _result_message(result_text(content), turn.get("tool_call_id"), one_of(turn, "name", "tool_name"))
-        return
-    yield from _content(role, content)
-    yield from _thought(role, next((turn[key] for key in REASONING if isinstance(turn.get(key), str)), ""))
+        calls = calls if isinstance(calls, dict | list) else [calls]
+    if ROLES[name] == "tool" and not any(
+        isinstance(part, dict) and _kind(part) in _RESULTS for part in listed(content)
+    ):
+        result = {"type": "tool_result", "content": content, "name": one_of(turn, "name", "tool_name")}
+        return "tool", [{**result, "tool_call_id": turn.get("tool_call_id")}]
+    parts = _listed_parts(content)
+    if thoughts := next((turn[key] for key in REASONING if isinstance(turn.get(key), str)), ""):
+        parts.append({"type": "thinking", "thinking": thoughts})
     for call in [calls] if isinstance(calls, dict) else listed(calls):
         if call != {}:
-            yield Message(role, "", tool_calls=(read_call(call),))
+            parts.append({**(call if isinstance(call, dict) else {}), "type": "tool_call"})
+    return ROLES[name], parts
 
 
-def _content(role: Role, content: Any) -> Iterator[Message]:
-    """Yield what a content holds, in order. Raise RowRefused: wrong-type, unsupported-content, bad-tool-call."""
-    if isinstance(content, dict) and ("type" in content or "text" in content):
-        content = [content]
-    if isinstance(content, str):
-        yield Message(role, content)
-    elif all_texts(content):
-        yield Message(role, "\n".join(content))  # a text as its lines
-    elif content is not None and not isinstance(content, list):
+def _listed_parts(content: Any) -> list[Any]:
+    """Return what a content holds. Raise RowRefused("wrong-type")."""
+    if isinstance(content, str) or (isinstance(content, dict) and ("type" in content or "text" in content)):
+        return [content]
+    if all_texts(content):
+        return ["\n".join(content)]  # a text as its lines
+    if content is not None and not isinstance(content, list):
         raise RowRefused("wrong-type", "content: a string, or a list of parts")
-    else:
-        for part in content or ():
-            yield from _read_part(role, part)
+    return list(content or ())
 
 
 def _read_part(role: Role, part: Any) -> Iterator[Message]:
-    kind = _kind(part)
+    """Yield a part as a message, an empty one not at all. Raise RowRefused: unsupported-content, bad-tool-call."""
+    kind = "text" if isinstance(part, str) else _kind(part)
     if kind in _TEXTS:
-        text = one_of(part, "text", "refusal", "content")
+        text = part if isinstance(part, str) else one_of(part, "text", "refusal", "content")
         if not isinstance(text, str):
             raise RowRefused("unsupported-content", "a text part without text")
-        yield Message(role, text)
+        yield from [Message(role, text)] if text else []
     elif kind in _THOUGHTS:
         # Of encrypted thoughts only the summary is meant to be seen.
         names = ("summary",) if part.get("encrypted_content") else _THOUGHT_KEYS
         value = next((part[name] for name in names if part.get(name)), None)
         for item in value if isinstance(value, list) else [value]:
             text = one_of(item, "text") if isinstance(item, dict) else item
-            yield from _thought(role, text if isinstance(text, str) else "")
+            if isinstance(text, str) and text.strip():
+                yield Message(role, "", reasoning=text.strip("\n"))
     elif kind in _CALLS:
         if kind == "tool_use" and one_of(part, "input", "arguments") is None:
             raise RowRefused("bad-tool-call", f"the log does not hold the input of {str(part.get('name'))[:40]}")
@@ -249,16 +228,8 @@ def _kind(part: Any) -> Any:
     return next((key for key in keys if key in _UNTYPED), next(iter(keys), None))
 
 
-def _is_result(part: Any) -> bool:
-    return isinstance(part, dict) and _kind(part) in _RESULTS
-
-
-def _thought(role: Role, text: str) -> Iterator[Message]:
-    if text.strip():
-        yield Message(role, "", reasoning=text.strip("\n"))
-
-
 def _result(part: Mapping[str, Any]) -> Message:
+    """Return the message of a tool; an id or a name that is no text is left out."""
     inner = one_of(part, "functionResponse", "function_response") or part
     if inner is not part and inner.get("parts"):
         raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
@@ -266,14 +237,23 @@ def _result(part: Mapping[str, Any]) -> Message:
     value = parsed(value) if part.get("type") == "toolCallResult" else value  # LM Studio writes parts as JSON text
     if isinstance(value, dict) and value.keys() == {"output"} and isinstance(value["output"], str):
         value = value["output"]  # Gemini's programs
-    call_id = one_of(inner, "tool_use_id", "tool_call_id", "callId", "call_id", "id")
-    return _result_message(result_text(value), call_id, one_of(inner, "name"))
-
-
-def _result_message(text: str, call_id: Any, name: Any) -> Message:
-    """Return the message of a tool; an id or a name that is no text is left out."""
+    call_id, name = one_of(inner, "tool_use_id", "tool_call_id", "callId", "call_id", "id"), one_of(inner, "name")
     call = str(call_id) if isinstance(call_id, str | int) and call_id else None
-    return Message("tool", text, name=name if isinstance(name, str) else None, tool_call_id=call)
+    return Message("tool", _result_text(value), name=name if isinstance(name, str) else None, tool_call_id=call)
+
+
+def _result_text(value: Any) -> str:
+    """Return the result of a tool, as text: strings and text parts as they are, anything else as JSON.
+
+    Raise RowRefused("unsupported-content") for an image.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, list) and all(isinstance(one_of(part, "text"), str) for part in value):
+        return "\n".join(part["text"] for part in value)
+    if any(one_of(part, "type") in ("image", "image_url", "document") for part in listed(value)):
+        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _joined(first: Message, second: Message, between: str) -> Message:
@@ -336,7 +316,8 @@ def read_system(value: Any) -> list[Message]:
         return []
     value = value["parts"] if isinstance(value, dict) and "parts" in value else value
     if isinstance(value, list | dict):
-        text = _BETWEEN.join(part.content for part in _content("system", value) if part.content)
+        parts = (message for part in _listed_parts(value) for message in _read_part("system", part))
+        text = _BETWEEN.join(message.content for message in parts if message.content)
     else:
         text = text_of(value, "system")
     return [Message("system", text)] if text else []
