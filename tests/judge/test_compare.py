@@ -1,33 +1,266 @@
-"""Two sides' answers become one document, which is judged."""
+"""Two sides: which rows are asked, what is kept and asked again, how times are taken, and the document of it all."""
 
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from simulated import row_info
 
 from hivetune.config import EvalConfig, GateConfig
-from hivetune.judge import evaluate
-from hivetune.judge.evaluate import SideAnswers, comparison_document, times_decide
-from hivetune.judge.rows import Prompt
+from hivetune.data.snapshot import RowInfo
+from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit, UsageError
+from hivetune.judge import answers, artefacts, evaluate
+from hivetune.judge.answers import ANSWERS, StoredAnswers, ask_all, minutes_text, note_rate, stored_answers
+from hivetune.judge.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
+from hivetune.judge.evaluate import TIMED_PROMPTS, SideAnswers, comparison_document, timed_prompts, times_decide
+from hivetune.judge.losses import loss_rows
+from hivetune.judge.page import agent_cells
+from hivetune.judge.rows import Prompt, choose_rows, evidence_groups, prompts_of_rows
 from hivetune.judge.verdict import judge
-from hivetune.llama.ask import Answer
+from hivetune.llama import ask
+from hivetune.llama.ask import Answer, Endpoint, Unanswered
 from hivetune.records import Message
 
 CHECKER = {"name": "contains_any", "any": ["yes"]}
+SIDE = Artefact("side", "gguf", identity="hash")
 
 
-def prompt(number: int, checker: dict[str, Any] = CHECKER, **changes: Any) -> Prompt:
-    messages = (Message("user", f"question {number}"), Message("assistant", "yes"))
-    fields = {"row": number, "id": f"id{number}", "source": f"f:{number}", "messages": messages, **changes}
-    return Prompt(row_info(**fields), f"g{number}", checker)
+def row(number: int, **fields: Any) -> RowInfo:
+    """A held-out row whose words depend on its number."""
+    said = (Message("user", f"question {number}"), Message("assistant", "yes"))
+    empty = dict.fromkeys(("interaction_id", "agent", "category", "session", "time", "checker"))
+    known = {
+        "row": number,
+        "id": f"id{number}",
+        "source": f"f:{number}",
+        "split": "test",
+        "messages": said,
+        "tools": (),
+    }
+    return RowInfo(**{**empty, **known, **fields})
+
+
+def prompts(count: int, checker: Mapping[str, Any] | None = CHECKER) -> list[Prompt]:
+    return [Prompt(row(number), f"g{number}", checker) for number in range(count)]
+
+
+# Rows.
+
+
+def test_prompts_are_stratified_and_every_agent_is_asked() -> None:
+    sizes = {"big": 60, "middle": 30, "lone": 1}
+    rows = [row(n, agent=agent) for n, agent in enumerate(agent for agent, size in sizes.items() for _ in range(size))]
+    chosen = choose_rows(rows, 30)
+    agents = [rows[number].agent for number in chosen]
+    assert len(chosen) == 30 and chosen == sorted(set(chosen))
+    assert agents.count("lone") == 1 and agents.count("big") in (19, 20) and agents.count("middle") in (9, 10)
+    # By contents and not by the order of rows.
+    again = choose_rows([replace(one, row=90 - one.row) for one in rows], 30)
+    assert {rows[90 - number].id for number in again} == {rows[number].id for number in chosen}
+    assert choose_rows(rows[:3], 64) == [0, 1, 2]
+
+
+def test_rows_that_say_nearly_the_same_are_one_piece_of_evidence() -> None:
+    """Two rows of one session, two that nobody marked and that differ by one word, and one of its own."""
+    long = (
+        "The printer on the second floor prints blank pages since the toner was changed on Monday. We have put the "
+        "old cartridge back and switched it off and on again, and the lamp for paper is green. What can I do about it"
+    )
+    rest = (Message("assistant", "Good."), Message("user", "well?"), Message("assistant", "yes"))
+    texts = ("Hello.", "Good day to you.", f"{long} now?", f"{long} today?", "My invoice is wrong.")
+    rows = [
+        row(n, messages=(Message("user", text), *rest), session="s" if n < 2 else None) for n, text in enumerate(texts)
+    ]
+    assert evidence_groups(rows) == {0: "s", 1: "s", 2: "id2", 3: "id2", 4: "id4"}
+    assert evidence_groups([]) == {}
+
+
+def test_missing_and_infinite_losses_stay_visible() -> None:
+    rows = [row(number, agent="ab"[number >= 8]) for number in range(16)]
+    snapshot: Any = SimpleNamespace(rows=lambda split: range(16), info=rows.__getitem__)
+    base, tuned = ({number: {"nll": nll + number, "tokens": 10} for number in range(16)} for nll in (20.0, 10.0))
+    base[0]["nll"] = math.nan
+    del tuned[3]
+    found = loss_rows(snapshot, [base, tuned])
+    assert [one["row"] for one in found] == list(range(16))
+    assert found[0]["base"] == "not finite" and found[3]["tuned"] is None
+    a, b = agent_cells({"rows": found, "answers": []})
+    assert a == ("a", 8, "-", "-", 0, "-", "-") and b[:3] == ("b", 8, "3.150")
+
+
+def test_prompts_come_from_any_rows(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}], "agent": "a"},
+        {"agent": "b", "task": "add", "output": "done", "checker": {"name": "regex", "pattern": "."}},
+        {"nothing": 1},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    found, refused = prompts_of_rows([str(tmp_path / "rows.jsonl")], EvalConfig())
+    assert [prompt.reference for prompt in found] == ["hello", "done"] and sum(refused.values()) == 1
+    assert found[0].messages == ({"role": "user", "content": "hi"},)
+    assert found[1].checker == {"name": "regex", "pattern": "."}
+    (tmp_path / "none.jsonl").write_text('{"nothing": 1}\n')
+    with pytest.raises(DataRefused):
+        prompts_of_rows([str(tmp_path / "none.jsonl")], EvalConfig())
+
+
+def test_the_key_of_a_prompt_is_all_that_is_asked() -> None:
+    other = replace(row(0), messages=(Message("user", "else"), Message("assistant", "yes")))
+    tools = replace(row(0), tools=({"type": "function"},))
+    assert len({Prompt(info, "g", CHECKER).key for info in (row(0), other, tools)}) == 3
+    assert Prompt(replace(row(0), row=7, id="x"), "h", None).key == prompts(1)[0].key
+
+
+# Asking.
+
+
+class FakeSide:
+    """Answers with the question in capitals; fails on what `fails` says, that many times."""
+
+    def __init__(self, name: str, log: list[str], fails: Mapping[int, Exception] | None = None, times: int = 99):
+        self.name, self.log, self.left = name, log, times
+        self.fails = {f"question {number}": error for number, error in (fails or {}).items()}
+
+    def complete(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Answer:
+        said = messages[-1]["content"]
+        self.log.append(self.name + said.removeprefix("question "))
+        if said in self.fails and self.left:
+            self.left -= 1
+            raise self.fails[said]
+        return Answer(said.upper(), True, 0.25, None, 2)
+
+
+@pytest.fixture(autouse=True)
+def quiet(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses."""
+    monkeypatch.setattr(ask, "FIRST_PAUSE_S", 0.0)
+
+
+def stored(side: Artefact = SIDE) -> AbstractContextManager[StoredAnswers]:
+    return stored_answers(side, 8, 3)
+
+
+def ask_all_of(kept: StoredAnswers, side: FakeSide) -> None:
+    ask_all(side, kept, prompts(12), slots=3, new_tokens=8)
+
+
+def test_a_side_that_fails_half_way_is_asked_only_for_the_rest() -> None:
+    log: list[str] = []
+    with stored() as kept:
+        with pytest.raises(MachineNotFit) as raised:
+            ask_all_of(kept, FakeSide("", log, {7: Unanswered("gone")}))
+        done = len(kept.answers)
+    assert "failed again and again on f:7: gone" in raised.value.message
+    assert "the same command continues" in raised.value.hint and 0 < done < 12
+    for left in (12 - done, 0):
+        log.clear()
+        with stored() as kept:
+            ask_all_of(kept, FakeSide("", log))
+            assert len(kept.answers) == 12 and len(log) == left
+
+
+def test_a_server_that_comes_back_is_waited_for() -> None:
+    log: list[str] = []
+    with stored() as kept:
+        ask_all_of(kept, FakeSide("", log, {3: Unanswered("busy")}, times=2))
+        assert len(kept.answers) == 12 and log.count("3") == 3
+
+
+def test_what_is_refused_names_the_row_and_is_not_tried_again() -> None:
+    log: list[str] = []
+    with stored() as kept, pytest.raises(UsageError) as raised:
+        ask_all_of(kept, FakeSide("", log, {5: UsageError("too long", hint="shorter")}))
+    assert (raised.value.message, raised.value.hint) == ("side on f:5: too long", "shorter") and log.count("5") == 1
+
+
+def test_a_damaged_line_is_asked_again(own_home: Path) -> None:
+    with stored() as kept:
+        ask_all_of(kept, FakeSide("", []))
+    (file,) = own_home.rglob(ANSWERS)
+    lines = file.read_text().splitlines(keepends=True)
+    lines[4] = lines[4].replace('"ended": true', '"ended": false')
+    file.write_text("".join(lines)[:-5])
+    with stored() as kept:
+        assert len(kept.answers) in (10, 11)  # the torn last line may be the batch's
+
+
+def test_answers_are_kept_for_one_build_of_llama_cpp_and_never_for_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another model behind the same URL was never asked again, and another build's answers were kept."""
+    kept: list[int] = []
+    for build in ("xllamacpp 1", "xllamacpp 1", "xllamacpp 2"):
+        monkeypatch.setattr(answers, "build_name", lambda build=build: build)
+        for side in (SIDE, Artefact("url", "endpoint", endpoint=Endpoint("http://x", "m"))):
+            with stored(side) as found:
+                kept.append(len(found.answers))
+                ask_all_of(found, FakeSide("", []))
+    assert kept == [0, 0, 12, 0, 0, 0]
+
+
+def test_sides_are_timed_in_turns_and_the_answers_count() -> None:
+    log: list[str] = []
+    with stored() as first, stored(replace(SIDE, identity="other")) as second:
+        sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
+        times = answers.time_in_turns(sides, prompts(4), new_tokens=8)
+        assert log == ["a0", "b0", "a0", "b0", "b1", "a1", "a2", "b2", "b3", "a3"]  # two to warm up
+        assert times[0] == times[1] == {prompt.key: 0.25 for prompt in prompts(4)}
+        assert len(first.answers) == len(second.answers) == 4
+        assert answers.time_in_turns(sides, [], new_tokens=8) == [{}, {}]
+
+
+def test_what_is_timed_is_spread_over_all_prompts() -> None:
+    asked = [*prompts(3 * TIMED_PROMPTS), replace(prompts(1)[0], origin="win")]
+    assert [prompt.info.row for prompt in timed_prompts(asked)] == list(range(0, 3 * TIMED_PROMPTS, 3))
+    assert len(timed_prompts(asked[:3])) == 3 and timed_prompts([]) == []
+
+
+def test_times_that_straddle_their_limit_are_taken_again() -> None:
+    def decide(factors: list[float]) -> bool:
+        keys = [f"p{number}" for number in range(len(factors))]
+        times = [dict.fromkeys(keys, 1.0), dict(zip(keys, factors, strict=True))]
+        return times_decide(times, {key: f"group of {key}" for key in keys})
+
+    assert decide([1.1, 1.2] * 10) and decide([3.0, 3.1] * 10)
+    assert not decide([0.2, 2.9] * 10)
+    assert decide([0.2, 2.9])  # too few for an interval: more of the same would not help
+
+
+def test_the_minutes_of_answers_follow_from_the_last_rate_here() -> None:
+    settings = EvalConfig(prompts=60, tokens=100)
+    assert minutes_text("model", settings) == ""
+    note_rate("model", 2000, 10.0)
+    assert minutes_text("model", settings) == "; an evaluation's answers take up to 1 min here"
+    note_rate("model", 0, 10.0)  # everything was there before: no rate
+    note_rate("other", 100, 10.0)
+    assert "up to 20 min" in minutes_text("other", settings) and "1 min" in minutes_text("model", settings)
+
+
+def test_a_base_that_both_sides_have_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {name: tmp_path / name for name in ("base.gguf", "a.gguf", "b.gguf")}
+    for path in files.values():
+        path.write_bytes(bytes(1 << 20))
+    sides = [Artefact(name, "run", model=files["base.gguf"], adapter=files[name]) for name in ("a.gguf", "b.gguf")]
+    free = SimpleNamespace(available=3 * (1 << 20) + 2 * BESIDE_FILE_BYTES)
+    monkeypatch.setattr(artefacts.psutil, "virtual_memory", lambda: free)
+    check_memory(sides)
+    free.available -= 1
+    with pytest.raises(DoesNotFit, match=r"both models need about 1\.1 GB"):
+        check_memory(sides)
+
+
+# The document.
 
 
 def side(label: str, texts: list[str | None], seconds: float, peak_memory_bytes: int | None = None) -> SideAnswers:
-    answers = {prompt(n).key: Answer(text, True, 9.0, 3, 3) for n, text in enumerate(texts) if text is not None}
-    times = {prompt(number).key: seconds for number in range(min(10, len(texts)))}
-    return SideAnswers(label, "release", answers, times, peak_memory_bytes)
+    keys = [prompt.key for prompt in prompts(len(texts))]
+    found = {key: Answer(text, True, 9.0, 3, 3) for key, text in zip(keys, texts, strict=True) if text is not None}
+    return SideAnswers(label, "release", found, dict.fromkeys(keys[:10], seconds), peak_memory_bytes)
 
 
 def metrics(document: dict[str, Any]) -> dict[str, Any]:
@@ -36,13 +269,8 @@ def metrics(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_success_and_times_are_paired_by_row() -> None:
-    prompts = [prompt(number) for number in range(20)]
-    document = comparison_document(
-        prompts,
-        [side("a@1", ["no"] * 10 + ["yes"] * 10, 2.0, 10**9), side("a@2", ["yes"] * 20, 1.0, 2 * 10**9)],
-        "no loss here",
-        {},
-    )
+    sides = [side("a@1", ["no"] * 10 + ["yes"] * 10, 2.0, 10**9), side("a@2", ["yes"] * 20, 1.0, 2 * 10**9)]
+    document = comparison_document(prompts(20), sides, "no loss here", {})
     found = metrics(document)
     assert (found["success"].base, found["success"].tuned, found["success"].n) == (0.5, 1.0, 20)
     assert (found["latency_s"].base, found["latency_s"].tuned, found["latency_s"].n) == (2.0, 1.0, 10)
@@ -50,62 +278,29 @@ def test_success_and_times_are_paired_by_row() -> None:
     assert document["not_compared"] == {"loss": "no loss here"} and document["problems"] == []
 
 
-def test_an_answer_that_is_missing_is_a_problem_and_no_failure() -> None:
-    document = comparison_document(
-        [prompt(number) for number in range(6)],
-        [side("a", ["yes"] * 5 + [None], 1.0), side("b", ["yes"] * 6, 1.0)],
-        "none",
-        {},
-    )
+def test_what_is_missing_or_can_not_be_checked_is_a_problem_and_no_failure() -> None:
+    sides = [side("a", ["yes"] * 5 + [None], 1.0), side("b", ["yes"] * 6, 1.0)]
+    document = comparison_document(prompts(6), sides, "none", {})
     assert [problem["problem"] for problem in document["problems"]] == ["no answer"]
     assert metrics(document)["success"].n == 5
-
-
-def test_a_broken_checker_of_a_row_is_listed() -> None:
-    broken = prompt(0, checker={"name": "contains_all"})
-    document = comparison_document([broken], [side("a", ["yes"], 1.0), side("b", ["yes"], 1.0)], "none", {})
-    assert len(document["problems"]) == 2 and "needs 'all'" in document["problems"][0]["problem"]
+    document = comparison_document(prompts(6, {"name": "contains_all"}), sides, "none", {})
+    assert len(document["problems"]) == 12 and "needs 'all'" in document["problems"][0]["problem"]
     assert document["answers"][0]["base"]["success"] is None
 
 
-def test_the_base_of_a_run_answers_the_rows_of_a_file(
-    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_base_of_a_run_answers_the_rows_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its hint names --run, which was left out of account beside --rows: `base` answered no file."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Say one.", "completion": "one"}\n')
-    run: Any = SimpleNamespace(
-        folder=tmp_path / "run", config=SimpleNamespace(max_length=64, cycle=SimpleNamespace(name=None))
-    )
+    run: Any = SimpleNamespace(folder=tmp_path / "run", config=SimpleNamespace(cycle=SimpleNamespace(name=None)))
     asked = []
 
     def find(text: str, of: Any, quant: str) -> Any:
         asked.append((text, of))
         return SimpleNamespace(label=text, identity=text, endpoint=None)
 
-    answered = [side(name, ["yes"], 1.0) for name in ("base", "x")]
     monkeypatch.setattr(evaluate, "find_artefact", find)
-    monkeypatch.setattr(evaluate, "_answer", lambda *arguments: answered)
+    monkeypatch.setattr(evaluate, "_answer", lambda *arguments: [side(name, ["yes"], 1.0) for name in ("base", "x")])
     document = evaluate.compare_pair("base", "x", EvalConfig(), run=run, rows=[str(tmp_path / "rows.jsonl")])
     assert asked == [("base", run), ("x", run)]
     assert document["rows_from"] == str(tmp_path / "rows.jsonl") and document["snapshot"] is None
     assert "rows that are given as a file" in document["not_compared"]["loss"]
-
-
-def test_the_key_of_a_prompt_is_all_that_is_asked() -> None:
-    other = (Message("user", "else"), Message("assistant", "yes"))
-    keys = {prompt(0).key, prompt(0, messages=other).key, prompt(0, tools=({"type": "function"},)).key}
-    assert len(keys) == 3 and prompt(0, row=7).key == prompt(0).key
-
-
-def test_times_that_straddle_their_limit_are_taken_again() -> None:
-    def times(factors: list[float]) -> list[dict[str, float]]:
-        return [
-            {f"p{i}": 1.0 for i in range(len(factors))},
-            {f"p{i}": f for i, f in enumerate(factors)},
-        ]
-
-    groups = {f"p{i}": f"g{i}" for i in range(20)}
-    few = {key: groups[key] for key in ("p0", "p1")}
-    assert times_decide(times([1.1, 1.2] * 10), groups) and times_decide(times([3.0, 3.1] * 10), groups)
-    assert not times_decide(times([0.2, 2.9] * 10), groups)
-    assert times_decide(times([0.2, 2.9]), few)  # too few for an interval: more of the same would not help

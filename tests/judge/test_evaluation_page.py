@@ -1,4 +1,4 @@
-"""The page of an evaluation: whole without anything else, escaped, and drawn from the numbers that it prints."""
+"""The page of an evaluation: whole without anything else, escaped, and with the numbers that decided."""
 
 import random
 import re
@@ -16,10 +16,11 @@ from hivetune.judge.page import MAX_ANSWERS, evaluation_page
 from hivetune.judge.verdict import judge
 
 VOID = {"meta", "line", "rect", "circle", "br", "polyline"}
+HOSTILE = "</div><script>alert(1)</script>&amp;\" onload='x' \x00"
 
 
 class Structure(HTMLParser):
-    """Tags that are open, all tags with their attributes, and the text outside of style."""
+    """All tags with their attributes, and the text outside of style; every tag must be closed."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -27,6 +28,7 @@ class Structure(HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self.feed(page)
+        assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -36,103 +38,60 @@ class Structure(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
     def handle_data(self, data: str) -> None:
         if "style" not in self.open:
             self.text += data
 
 
-def document(n: int = 80, text: str = "fine") -> dict[str, Any]:
-    rng = random.Random(3)
-    identity = [
-        {"row": i, "source": f"rows.jsonl:{i}", "agent": "ab"[i % 2], "category": None, "group": f"g{i}", "id": f"r{i}"}
-        for i in range(n)
-    ]
-    rows = [{**each, "tokens": 10, "base": 20 + rng.random(), "tuned": 15 + rng.random()} for each in identity]
+def page(n: int = 80, text: str = "fine", **changes: Any) -> str:
+    """A page of n rows, `text` wherever somebody else's can stand."""
+    rng, name = random.Random(3), text[:60]
+    same = [{"source": f"{name}:{i}", "agent": f"{name}{i % 2}", "group": f"{name}{i}", "id": str(i)} for i in range(n)]
+    rows = [{**each, "tokens": 10, "base": 20 + rng.random(), "tuned": 15 + rng.random()} for each in same]
 
     def side(rate: float, seconds: float) -> dict[str, Any]:
         success = rng.random() < rate
         return {"answer": text, "ended": True, "seconds": seconds * rng.uniform(0.9, 1.1), "success": success}
 
-    answers = [
-        {**each, "prompt": text, "reference": text, "base": side(0.3, 2), "tuned": side(0.9, 1)} for each in identity
-    ]
-    costs = {"peak_memory_bytes": 1e9}
-    return {
-        "rows": rows,
-        "answers": answers,
-        "base": {"label": text, **costs},
-        "tuned": {"label": "b@2", **costs},
-        "frozen": [],
-        "problems": [{"source": text, "model": "base", "problem": text}],
-        "not_compared": {},
-    }
-
-
-def page(found: dict[str, Any]) -> str:
-    verdict = judge(found, GateConfig())
-    return evaluation_page({**found, **asdict(verdict)})
+    asked = {"prompt": text, "reference": text}
+    answers = [{**each, **asked, "base": side(0.3, 2), "tuned": side(0.9, 1)} for each in same]
+    lost = {**answers[0], "origin": "win", "tuned": {**answers[0]["tuned"], "success": False}}
+    sides = {which: {"label": f"{which} {name}", "peak_memory_bytes": 1e9} for which in ("base", "tuned")}
+    problems = [{"source": text, "model": "base", "problem": text}]
+    document = {"rows": rows, "answers": answers, "frozen": [lost], "problems": problems, "not_compared": {}, **sides}
+    document |= changes
+    return evaluation_page({**document, **asdict(judge(document, GateConfig()))})
 
 
 def test_the_page_needs_nothing_else() -> None:
-    text = page(document())
-    structure = Structure(text)
-    assert structure.open == [] and not {"script", "link", "img", "iframe", "object"} & {t for t, _ in structure.tags}
+    text = page()
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in Structure(text).tags}
     assert not re.search(r"https?:|url\(|@import|\son\w+=", text)
     assert "prefers-color-scheme: dark" in text and "max-width: 720px" in text and 'name="viewport"' in text
 
 
-def test_the_verdict_and_its_numbers_are_printed() -> None:
-    structure = Structure(page(document()))
-    assert "loss (nats per token)" in structure.text and "deploy: b@2 against fine" in structure.text
-    assert structure.text.count("gained") > 5 and "a gain above 0" in structure.text
-
-
-def everything(text: str) -> str:
-    """A page with every section that a run can have, `text` wherever somebody else's can stand."""
-    found = document(30, text)
-    asked = {**found["answers"][0], "source": text, "prompt": text, "origin": "win"}
-    lost = {**asked, "tuned": {**asked["tuned"], "success": False}}
-    found["frozen"] = [lost, {**asked, "origin": "own"}]
-    found["rows"] = [
-        {**row, "category": f"{text}{i % 2}", "group": f"{text}{i % 5}"} for i, row in enumerate(found["rows"])
-    ]
-    verdict = asdict(judge({**found, "not_compared": {}}, GateConfig()))
-    return evaluation_page({**found, **verdict})
-
-
-def test_every_section_is_there() -> None:
-    structure = Structure(everything("words"))
-    assert structure.open == []
-    for title in ("Why", "frozen question", "By agent"):
-        assert title in structure.text
-    assert structure.text.count("lost") >= 1
+def test_the_verdict_its_numbers_and_every_section_are_there() -> None:
+    text = Structure(page()).text
+    assert "deploy: tuned fine against base fine" in text and "loss (nats per token)" in text
+    assert text.count("gained") > 5 and "a gain above 0" in text
+    for title in ("Why", "Metrics", "lost, frozen question", "By agent", "Answers side by side", "Problems"):
+        assert title in text
 
 
 def test_texts_of_others_are_escaped() -> None:
-    hostile = "</div><script>alert(1)</script>&amp;\" onload='x' \x00"
-    for text in (page(document(4, hostile)), everything(hostile)):
-        structure = Structure(text)
-        assert structure.open == [] and "script" not in {tag for tag, _ in structure.tags}
-        assert all("onload" not in attributes for _, attributes in structure.tags)
-    structure = Structure(page(document(4, hostile)))
-    assert structure.open == [] and "script" not in {tag for tag, _ in structure.tags}
-    assert "alert(1)" in structure.text
+    structure = Structure(page(4, HOSTILE))
+    assert "script" not in {tag for tag, _ in structure.tags} and "alert(1)" in structure.text
     assert all("onload" not in attributes for _, attributes in structure.tags)
 
 
 def test_a_page_of_many_answers_stays_small_and_says_so() -> None:
-    text = page(document(MAX_ANSWERS + 200, "x" * 2000))
+    text = page(MAX_ANSWERS + 200, "x" * 2000)
     assert f"The first {MAX_ANSWERS} of {MAX_ANSWERS + 200} are shown" in text and len(text) < 3e6
 
 
 def test_a_page_of_little_is_whole() -> None:
-    found = document(1)
-    found["rows"], found["not_compared"], found["problems"] = [], {"loss": "an endpoint has none"}, []
-    structure = Structure(page(found))
-    assert structure.open == [] and "loss is not compared: an endpoint has none" in structure.text
+    text = Structure(page(1, rows=[], not_compared={"loss": "an endpoint has none"}, problems=[], frozen=[])).text
+    assert "loss is not compared: an endpoint has none" in text
 
 
 @pytest.mark.slow
@@ -143,7 +102,7 @@ def test_a_browser_draws_it_without_sideways_scrolling(tmp_path: Path, width: in
         pytest.skip("no Chromium here")
     probe = "<script>document.title = document.documentElement.scrollWidth + ' ' + innerWidth</script>"
     path = tmp_path / "page.html"
-    path.write_text(everything("a_word_without_any_break_" * 8).replace("</main>", f"</main>{probe}"))
+    path.write_text(page(30, "a_word_without_any_break_" * 8).replace("</main>", f"</main>{probe}"))
     command = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(
         [*command, f"--window-size={width},900", "--dump-dom", path.as_uri()],

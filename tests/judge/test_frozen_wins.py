@@ -27,69 +27,62 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
+def rows(count: int = 60) -> list[dict[str, Any]]:
+    same = {"completion": "yes", "checker": CHECKER}
+    return [{"prompt": f"Is {i} a number?", "user": f"u{i}", **same} for i in range(count)]
 
 
-def snapshot_of(rows: list[dict[str, Any]], path: Path, model: Path, **settings: Any) -> Snapshot:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def snapshot_of(path: Path, model: Path, **settings: Any) -> Snapshot:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
     data = {"path": str(path), "near_duplicates": 0, "test": 0.4, "validation": 0.1}
     return prepare(parse_config({"model": str(model), "data": data, **settings}), model)
 
 
-def rows(count: int = 60) -> list[dict[str, Any]]:
-    return [
-        {"prompt": f"Is {i} a number?", "completion": "yes", "user": f"u{i}", "checker": CHECKER} for i in range(count)
-    ]
-
-
-def released(snapshot: Snapshot, right: set[int]) -> Release:
-    """A release whose eval.json says that it answered these test rows rightly."""
-    release = Release("helper", 1, "run", "tiny", "m", "a", snapshot.hash, "deploy", {}, 0.0)
-    release.folder.mkdir(parents=True)
-    record = {"name": "helper", "created": 1.0, "status": "done", "snapshot": str(snapshot.folder)}
-    write_record(release.folder, record)
-    answers = [
-        {
-            **{"row": row, "id": snapshot.info(row).id, "agent": None, "category": None, "checker": CHECKER},
-            "base": {"success": False},
-            "tuned": {"success": row in right},
-        }
-        for row in snapshot.rows("test")
-    ]
-    write_json(release.folder / "eval.json", {"adapter_sha256": "a", "answers": answers})
-    return release
+def answer(number: int, base: bool, tuned: bool, **changes: Any) -> dict[str, Any]:
+    fields = {"row": number, "id": f"id{number}", "agent": "a", "category": None, "checker": CHECKER}
+    return {**fields, "base": {"success": base}, "tuned": {"success": tuned}, **changes}
 
 
 @pytest.mark.slow
 def test_the_life_of_a_past_win(tmp_path: Path, model: Path) -> None:
-    snapshot = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
+    path = tmp_path / "rows.jsonl"
+    snapshot = snapshot_of(path, model)
     held_out = snapshot.rows("test")
     right = set(held_out[:6])
-    release = released(snapshot, right)
+    release = Release("helper", 1, "run", "tiny", "m", "a", snapshot.hash, "deploy", {}, 0.0)
+    release.folder.mkdir(parents=True)
+    record = {"name": "helper", "created": 1.0, "status": "done", "snapshot": str(snapshot.folder)}
+    write_record(release.folder, record)
+    evaluation = release.folder / "eval.json"
+    answers = [answer(row, False, row in right) for row in held_out]
+    write_json(evaluation, {"adapter_sha256": "other", "answers": answers})
+    assert freeze_wins(release) == 0, "the adapter changed since"
+    write_json(evaluation, {"adapter_sha256": "a", "answers": answers})
     assert freeze_wins(release) == 6 and freeze_wins(release) == 0
+    evaluation.unlink()
+    assert freeze_wins(release) == 0
     said = {snapshot.info(row).messages[0].content for row in right}
     assert {win.messages[0].content for win in wins_of("helper")} == said
     assert all(win.release == "helper@1" and win.user and win.reference == "yes" for win in wins_of("helper"))
 
     asked = frozen_prompts(EvalConfig(), ("helper@champion", "base"))
     assert {prompt.said for prompt in asked} == said and {prompt.origin for prompt in asked} == {"win"}
-    assert all(prompt.info.row < 0 and prompt.checker == CHECKER for prompt in asked)
+    assert all(prompt.info.row < 0 and prompt.checker == CHECKER and prompt.reference == "yes" for prompt in asked)
+    assert all(len(prompt.messages) == 1 for prompt in asked)
     assert frozen_prompts(EvalConfig(), ("base", "run")) == []
     assert len(frozen_prompts(EvalConfig(frozen=["helper"]), ("base", "run"))) == 6
 
-    again = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
+    again = snapshot_of(path, model)
     assert again.hash == snapshot.hash  # a win stays among the test rows, so nothing changes for a run on these rows
     trained = snapshot.info(snapshot.rows("train")[0]).messages[0].content
     win = wins_of("helper")[0]
     freeze("helper", [type(win)("win", "f:1", (type(win.messages[0])("user", trained),), CHECKER)])
-    without = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
+    without = snapshot_of(path, model)
     assert len(without.rows("train")) == len(snapshot.rows("train")) - 1
     assert without.manifest["accounting"]["set_aside"] == {"frozen-question": 1}
 
 
-def test_a_name_of_no_release_is_refused(own_home: Path) -> None:
+def test_a_name_of_no_release_is_refused() -> None:
     """It asked nothing and told nobody. The first cycle of a name has no release of it yet."""
     with pytest.raises(UsageError, match="no release is called 'helpdsk'"):
         frozen_prompts(EvalConfig(frozen=["helpdsk"]), ())
@@ -100,31 +93,15 @@ def test_a_name_of_no_release_is_refused(own_home: Path) -> None:
 def test_own_questions_are_not_trained(tmp_path: Path, model: Path) -> None:
     (tmp_path / "own.jsonl").write_text(json.dumps({**rows()[3], "prompt": "IS 3 A NUMBER?"}) + "\n")
     own = {"frozen": [str(tmp_path / "own.jsonl")]}
-    snapshot = snapshot_of(rows(), tmp_path / "rows.jsonl", model, eval=own)
-    plain = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
+    snapshot, plain = (snapshot_of(tmp_path / "rows.jsonl", model, eval=settings) for settings in (own, {}))
     was_trained = any(plain.info(row).messages[0].content == "Is 3 a number?" for row in plain.rows("train"))
     assert snapshot.manifest["accounting"]["set_aside"] == ({"frozen-question": 1} if was_trained else {})
     (prompt,) = frozen_prompts(EvalConfig(**own), ())
     assert (prompt.origin, prompt.checker, prompt.reference) == ("own", CHECKER, "yes")
 
 
-@pytest.mark.slow
-def test_what_was_judged_before_the_adapter_changed_makes_no_wins(tmp_path: Path, model: Path) -> None:
-    snapshot = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
-    release = released(snapshot, set(snapshot.rows("test")))
-    write_json(release.folder / "eval.json", {"adapter_sha256": "other", "answers": []})
-    assert freeze_wins(release) == 0
-    (release.folder / "eval.json").unlink()
-    assert freeze_wins(release) == 0
-
-
-def answer(number: int, base: bool | None, tuned: bool | None, origin: str = "win", **changes: Any) -> dict[str, Any]:
-    fields = {"id": f"id{number}", "source": f"r:{number}", "agent": "a", "category": None, "checker": {"name": "x"}}
-    return {**fields, "origin": origin, "base": {"success": base}, "tuned": {"success": tuned}, **changes}
-
-
-def test_wins_are_what_training_won_of_every_agent() -> None:
-    answers = [answer(number, number % 2 == 0, number % 5 != 0, agent="ab"[number % 3 == 0]) for number in range(100)]
+def test_wins_are_what_training_won() -> None:
+    answers = [answer(number, number % 2 == 0, number % 5 != 0) for number in range(100)]
     answers += [answer(200, False, True, checker=None), answer(201, False, False)]
     chosen = choose_wins(answers, 0)
     assert len(chosen) == WINS_PER_RELEASE and all(one["tuned"]["success"] for one in chosen)

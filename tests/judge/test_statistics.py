@@ -1,4 +1,4 @@
-"""Intervals that mean what they say: coverage on known truths, the same numbers on every machine."""
+"""Intervals that mean what they say: the same numbers on every machine, whole groups, and the rows that decide."""
 
 import math
 import random
@@ -10,16 +10,13 @@ from hivetune.judge.statistics import (
     by_group,
     discordant,
     jackknife,
+    loss_difference,
     paired_proportions,
     proportion,
     rows_needed,
     sign_test_p,
     t_quantile,
 )
-
-
-def ratio(sums: list[float]) -> float:
-    return (sums[1] - sums[0]) / sums[2]
 
 
 def paired_rows(seed: int, n: int, shift: float) -> list[list[float]]:
@@ -31,16 +28,11 @@ def paired_rows(seed: int, n: int, shift: float) -> list[list[float]]:
     return [base, tuned, tokens]
 
 
-def test_the_value_is_weighted_by_tokens() -> None:
-    estimate = jackknife([[10.0] * 5 + [0.0], [0.0] * 5 + [0.0], [1.0] * 5 + [95.0]], ratio)
+def test_rows_are_weighted_by_tokens_and_give_the_same_interval_everywhere() -> None:
+    estimate = jackknife([[10.0] * 5 + [0.0], [0.0] * 5 + [0.0], [1.0] * 5 + [95.0]], loss_difference)
     assert estimate.value == pytest.approx(-0.5)
-
-
-def test_the_same_rows_give_the_same_interval() -> None:
-    rows = paired_rows(1, 40, -0.1)
-    first, second = jackknife(rows, ratio), jackknife(rows, ratio)
-    assert first == second
-    assert first.interval == pytest.approx((-0.176677, -0.035416), abs=1e-6)
+    found = jackknife(paired_rows(1, 40, -0.1), loss_difference)
+    assert found.interval == pytest.approx((-0.176677, -0.035416), abs=1e-6)
 
 
 def test_models_that_always_agree_are_not_known_to_be_equal() -> None:
@@ -49,27 +41,25 @@ def test_models_that_always_agree_are_not_known_to_be_equal() -> None:
 
 
 def test_a_few_rows_give_no_interval() -> None:
-    assert jackknife(paired_rows(1, 4, 0.0), ratio).interval is None
+    assert jackknife(paired_rows(1, 4, 0.0), loss_difference).interval is None
     assert paired_proportions([True] * 4, [False] * 4, range(4)).interval is None
     assert paired_proportions([], [], []).interval is None
 
 
-def test_groups_are_resampled_whole() -> None:
+def test_groups_are_left_out_whole() -> None:
     """Each of six rows repeated twenty times in a group says no more than the six."""
     once = paired_rows(3, 6, -0.1)
     many = [[value for value in column for _ in range(20)] for column in once]
-    groups = [i // 20 for i in range(120)]
-    grouped = jackknife(by_group(many, groups), ratio)
-    single = jackknife(many, ratio)
-    assert grouped.interval == pytest.approx(jackknife(once, ratio).interval)
+    grouped = jackknife(by_group(many, [i // 20 for i in range(120)]), loss_difference)
+    single = jackknife(many, loss_difference)
+    assert grouped.interval == pytest.approx(jackknife(once, loss_difference).interval)
     assert grouped.interval and single.interval
     assert grouped.interval[1] - grouped.interval[0] > 3 * (single.interval[1] - single.interval[0])
 
 
 def test_rows_needed_is_the_number_that_decides() -> None:
-    few = jackknife(paired_rows(2, 40, -0.1), ratio)
-    needed = rows_needed(few, 0.02)
-    low, high = jackknife(paired_rows(4, needed, -0.02), ratio).interval or (0, 0)
+    few = jackknife(paired_rows(2, 40, -0.1), loss_difference)
+    low, high = jackknife(paired_rows(4, rows_needed(few, 0.02), -0.02), loss_difference).interval or (0, 0)
     # 80 % power means that the effect lies 2.8 standard errors from zero: the interval is 1.4 effects wide on either
     # side of it or less; the spread is itself estimated from 40 rows.
     assert (high - low) / 2 < 0.02
@@ -78,9 +68,7 @@ def test_rows_needed_is_the_number_that_decides() -> None:
 
 def test_the_sign_test_is_the_exact_binomial() -> None:
     assert discordant([True, False, False], [True, True, False]) == (1, 0)
-    assert sign_test_p(0, 0) == 1
-    assert sign_test_p(0, 5) == pytest.approx(2 * 0.5**5)
-    assert sign_test_p(5, 5) == 1
+    assert (sign_test_p(0, 0), sign_test_p(5, 5), sign_test_p(0, 5)) == (1, 1, pytest.approx(2 * 0.5**5))
 
 
 @pytest.mark.parametrize(("degrees", "table"), [(4, 2.7764), (10, 2.2281), (30, 2.0423), (1000, 1.9623)])
@@ -89,8 +77,7 @@ def test_student_quantiles(degrees: int, table: float) -> None:
 
 
 def test_all_looks_together_spend_alpha() -> None:
-    spent = math.fsum(alpha_of_look(look) for look in range(1, 100_000))
-    assert 0.0499 < spent < 0.05
+    assert 0.0499 < math.fsum(alpha_of_look(look) for look in range(1, 100_000)) < 0.05
 
 
 @pytest.mark.parametrize(("share", "n"), [(0.5, 10), (0.9, 30), (0.98, 100), (0.2, 30)])
