@@ -12,8 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from machines import Fake, Gpu, seen
 
+from hivetune.machine.doctor import redacted, report_document
 from hivetune.machine.findings import advised_variables, as_shell, judge_machine
-from hivetune.machine.report import facts_as_text, findings_as_text, redacted, report_document
 
 GPU = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 DEVICE = "sys/devices/0000:03:00.0"
@@ -61,8 +61,7 @@ NAMES = st.sampled_from(
 def test_any_tree_has_a_report(files: dict[str, str], environment: dict[str, str], torch: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         one = seen(Fake(gpus=[GPU], files=files, environment=environment, torch=torch), Path(folder))
-        judgement = judge_machine(one)
-        assert facts_as_text(one) and findings_as_text(judgement) and report_document(one, judgement)
+        assert json.dumps(report_document(one, judge_machine(one)))
         as_shell(advised_variables(one))
 
 

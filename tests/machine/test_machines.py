@@ -16,7 +16,6 @@ from hivetune.machine.findings import (
     judge_machine,
 )
 from hivetune.machine.inventory import Card
-from hivetune.machine.report import facts_as_text, findings_as_text
 from hivetune.train.plan.device import device_of_machine
 
 R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
@@ -75,10 +74,8 @@ def test_the_right_findings_and_none_invented_each_with_its_source_and_command(c
     assert judgement.fit == (not case.fatal)
     levels = [WORST_FIRST.index(finding.severity) for finding in judgement.findings]
     assert levels == sorted(levels)
-    text = facts_as_text(one) + findings_as_text(judgement)
     for finding in judgement.findings:
-        assert finding.source and finding.explanation and finding.title in text and finding.fix in text
-        assert finding.fix and "\n" not in finding.fix
+        assert finding.source and finding.explanation and finding.fix and "\n" not in finding.fix
 
 
 @pytest.mark.parametrize("mount", [IN_MEMORY, ON_NETWORK])

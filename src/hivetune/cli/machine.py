@@ -5,8 +5,9 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jinja2
 import yaml
@@ -16,15 +17,14 @@ from hivetune import __version__
 from hivetune.base.disk import files_to_write, home, size_of, write_atomic
 from hivetune.base.paths import quoted, real_path, spelled
 from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, as_overrides, complete_model, model_folder
-from hivetune.cli.output import Note, answer, duration, facts, parts, present, progress, say, show, size
+from hivetune.cli.output import Note, Table, answer, duration, facts, parts, present, progress, say, show, size
 from hivetune.config import RunConfig, load_config, written_settings
 from hivetune.data.files.find import refuse_read_once
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.machine.doctor import failed_devices, report_document
 from hivetune.machine.findings import Judgement, advised_variables, as_shell, judge_machine, worst_first
 from hivetune.machine.look import look
-from hivetune.machine.report import facts_as_text, findings_as_text, redacted, report_document
-from hivetune.machine.selftest import failed_devices
 from hivetune.models.prepared import find_prepared, kind_of, read_prepared
 from hivetune.release.gguf import FETCH_NAME, SERVED_QUANT, fetch_converter, find_converter
 from hivetune.release.registry import MAX_NAME_LENGTH, RESERVED
@@ -35,6 +35,7 @@ from hivetune.train.plan.run import Proposal, first_settings, propose
 FEW_TEST_ROWS = 30
 MODEL_HELP = "Model to train; default: one that fits this machine."
 FETCHED_HELP = "Hub id, folder, GGUF file, smollm2-135m, or llama.cpp for its converter."
+MACHINE = "hivetune cpu isa cores memory_bytes available_bytes memory_limit disk_free_bytes sandbox"
 ENV_HELP = "Print the environment variables that this card needs, for a shell."
 
 
@@ -191,12 +192,28 @@ def doctor(
     if judgement.fit:  # without a torch that imports, no product can be tested
         with progress("testing products", "devices") as report:
             judgement = Judgement(worst_first([*judgement.findings, *failed_devices(found, report)]))
-    shown = f"hivetune {__version__}\n{facts_as_text(found)}\n\n{findings_as_text(judgement)}"
-    error = None
+    document, error = report_document(found, judgement), None
     if not judgement.fit:
         worst = judgement.findings[0]
         error = MachineNotFit(f"cannot train here: {worst.title}", hint=worst.fix)
-    answer(redacted(report_document(found, judgement)), redacted(shown), error=error)
+    machine = {**document["machine"], "isa": " ".join(found.machine.isa)}
+    answer(
+        document,
+        facts({"hivetune": __version__, **machine, "sandbox": document["sandbox"]}, MACHINE),
+        Table("card=name architecture memory_bytes free_bytes driver access used", machine["cards"]),
+        facts({name: value for name, value in document["observed"].items() if value is not False}),
+        facts(document, "packages"),
+        *(f"{name}={value}" for name, value in document["variables"].items()),
+        *(map(_finding_text, document["findings"]) if document["findings"] else ("nothing is wrong",)),
+        error=error,
+    )
+
+
+def _finding_text(finding: Mapping[str, Any]) -> str:
+    """Return a finding with its evidence, its command and its sources."""
+    title = f"\n{finding['severity']}: {finding['title']}" + (f" [{finding['about']}]" if finding["about"] else "")
+    seen = {"seen here": finding["evidence"], "do": finding["fix"], "sources": finding["source"]}
+    return f"{title}\n{finding['explanation']}\n{facts(seen)}"
 
 
 def demo() -> None:

@@ -1,22 +1,32 @@
-"""The self-test of seconds: products as LoRA has them, on each device, against float64 on the processor.
+"""What `doctor` adds to look and findings: a self-test of each device, and a document without names of user and host.
 
-The child (`machine/worker/selftest.py`) alone imports torch, because a device that crashes or hangs is a result too.
-Nothing is kept. The test finds a torch that does not work here, but not a kernel that is rarely wrong.
+The self-test takes seconds: products as LoRA has them, on each device, against float64 on the processor. Its child
+(`machine/worker/selftest.py`) alone imports torch, because a device that crashes or hangs is a result too. It finds a
+torch that does not work here, but not a kernel that is rarely wrong.
 """
 
 import os
+import platform
+import pwd
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from hivetune.base.paths import install_command
-from hivetune.machine.findings import MachineFinding, advised_variables, candidate_cards
+from hivetune.machine.findings import Judgement, MachineFinding, advised_variables, candidate_cards
+from hivetune.machine.inventory import describe_machine
 from hivetune.machine.look import Look
+from hivetune.process.sandbox import landlock_version, protection
 from hivetune.records import Progress, silent
 
 TIMEOUT_S = 60.0  # torch on a cold disk takes 20
 PROGRAM = "hivetune.machine.worker.selftest"
+# Accounts that name no person, and a host that names no machine.
+NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", "localhost", ""})
 
 
 def check_device(device: str, environment: Mapping[str, str] | None = None) -> MachineFinding | None:
@@ -55,3 +65,31 @@ def failed_devices(found: Look, progress: Progress = silent) -> list[MachineFind
         failed.append(check_device(device, environment))
         progress(number, len(devices))
     return [finding for finding in failed if finding is not None]
+
+
+def report_document(look: Look, judgement: Judgement) -> dict[str, Any]:
+    """Return the content of `doctor --json`. A person may paste it into an issue, so it names neither user nor host."""
+    cards = [{**vars(seen.card), "access": seen.access, "used": seen.in_question} for seen in look.cards]
+    document = {
+        "fit": judgement.fit,
+        "findings": [asdict(finding) for finding in judgement.findings],
+        "machine": {**describe_machine(look.machine), "cards": cards},
+        "sandbox": protection(landlock_version()),
+        "observed": dict(look.observed),
+        "packages": dict(look.packages),
+        "variables": dict(look.variables),
+    }
+    return dict(redacted(document, pwd.getpwuid(os.getuid()).pw_name, platform.node()))
+
+
+def redacted(value: Any, user: str, host: str) -> Any:
+    """Return plain values without the names of user and host."""
+    if isinstance(value, dict):
+        return {key: redacted(inner, user, host) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(inner, user, host) for inner in value]
+    if isinstance(value, str):
+        names = {host: "HOST", host.partition(".")[0]: "HOST", user: "USER"}
+        for name in sorted(names.keys() - NOBODYS, key=len, reverse=True):  # a host before its first part
+            value = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", names[name], value)
+    return value
