@@ -35,7 +35,7 @@ from hivetune.train.plan.run import Proposal, first_settings, propose
 FEW_TEST_ROWS = 30
 MODEL_HELP = "Model to train; default: one that fits this machine."
 FETCHED_HELP = "Hub id, folder, GGUF file, smollm2-135m, or llama.cpp for its converter."
-MACHINE = "hivetune cpu isa cores memory_bytes available_bytes memory_limit disk_free_bytes sandbox"
+MACHINE = "version cpu isa cores memory_bytes available_bytes memory_limit disk_free_bytes sandbox"
 ENV_HELP = "Print the environment variables that this card needs, for a shell."
 
 
@@ -199,7 +199,7 @@ def doctor(
     machine = {**document["machine"], "isa": " ".join(found.machine.isa)}
     answer(
         document,
-        facts({"hivetune": __version__, **machine, "sandbox": document["sandbox"]}, MACHINE),
+        facts({"version": __version__, **machine, "sandbox": document["sandbox"]}, MACHINE),
         Table("card=name architecture memory_bytes free_bytes driver access used", machine["cards"]),
         facts({name: value for name, value in document["observed"].items() if value is not False}),
         facts(document, "packages"),
