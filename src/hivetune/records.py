@@ -10,8 +10,8 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant", "tool"]
 Split = Literal["train", "validation", "test"]
 VerdictName = Literal["deploy", "iterate", "abort", "not-enough-evidence"]
-# The kinds of rows: a good answer; a person's correction; the better of two; a bad answer, alone or before a retry.
-LessonKind = Literal["sft", "correction", "pair", "failure", "retry"]
+# The kinds of rows: a good answer; a person's correction; the better of two; a bad answer alone.
+LessonKind = Literal["sft", "correction", "pair", "failure"]
 # Reports progress: the number of items done, and the total if it is known.
 Progress = Callable[[int, int | None], None]
 

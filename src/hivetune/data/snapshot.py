@@ -40,12 +40,11 @@ CREATE TABLE rows (
   answered_by TEXT,               -- the release whose own, unedited answer it holds
   view INTEGER NOT NULL DEFAULT 0,  -- 0, 1, ... of one row of the input; most have one (data/render/renderer.py)
   vouched INTEGER NOT NULL DEFAULT 0,  -- 1: somebody or something called the answer good
-  lesson TEXT,                    -- of a bad answer, whose split is 'bad': failure, pair, correction or retry
+  lesson TEXT,                    -- of a bad answer, whose split is 'bad': failure, pair or correction
   better INTEGER                  -- the row of the good answer that it is compared with, if there is one
 );
 """
 DAMAGED_SNAPSHOT = "delete this folder; hivetune train CONFIG makes it again from the rows"
-OWN_LESSONS: tuple[LessonKind, ...] = ("failure", "retry")
 _encode = json.JSONEncoder(ensure_ascii=False, default=dict).encode
 _DEFAULTS = tuple((field.name, field.default) for field in fields(Message))
 DROPPED_FILE = "duplicates.jsonl"
@@ -85,7 +84,7 @@ class BadAnswer:
 
     @property
     def own(self) -> bool:
-        return self.lesson in OWN_LESSONS
+        return self.lesson == "failure"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from hivetune.data.checks.redact import apply_policy
 from hivetune.data.prepare import examine
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
-from hivetune.data.time_limit import Limit, can_limit_time
+from hivetune.data.time_limit import TimeLimit
 
 MAIL = "ana.lima7@uol.com.br"
 
 
-def limit_of(seconds: float) -> Limit:
-    return time_limit.time_limit(seconds, lambda: RowRefused("too-slow"))
+def limit_of(seconds: float) -> TimeLimit:
+    return TimeLimit(seconds, lambda: RowRefused("too-slow"))
 
 
 def spend(seconds: float) -> None:
@@ -65,24 +65,36 @@ def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(
     assert (report.document["rejected"], report.usable) == ({"too-slow": 1}, 1)
 
 
+def running() -> tuple[object, object]:
+    return signal.getitimer(signal.ITIMER_VIRTUAL), TimeLimit.running
+
+
+NONE_RUNS = ((0.0, 0.0), None)
+
+
 def test_a_time_limit_ends_with_its_block() -> None:
-    assert can_limit_time()
     with limit_of(0.2):
         pass
     spend(0.3)
     with pytest.raises(RowRefused, match="too-slow"), limit_of(0.05):
         while True:
             pass
+    assert running() == NONE_RUNS
 
 
-def test_a_limit_that_was_interrupted_on_its_way_out_ends_with_the_one_around_it() -> None:
+def test_inside_of_a_limit_and_in_other_threads_there_is_none() -> None:
     with limit_of(5.0):
-        limit_of(0.1).__enter__()  # and never left
+        with limit_of(0.05):
+            spend(0.2)
+        assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] > 1
+    with ThreadPoolExecutor() as threads:
+        with limit_of(0.05):
+            pass
+        threads.submit(limit_of(0.05).__enter__).result()
     spend(0.2)
-    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert running() == NONE_RUNS
 
 
-@pytest.mark.slow
 def test_an_error_that_python_swallowed_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does where an object is finalised, and where the garbage collector calls who asked for it."""
     swallowed: list[Any] = []
@@ -92,7 +104,7 @@ def test_an_error_that_python_swallowed_is_raised_again(monkeypatch: pytest.Monk
         def __del__(self) -> None:
             spend(0.2)
 
-    with pytest.raises(RowRefused, match="too-slow"), time_limit.time_limit(10, AssertionError), limit_of(0.05):
+    with pytest.raises(RowRefused, match="too-slow"), limit_of(0.05):
         Slow()
         while True:
             pass
@@ -103,20 +115,13 @@ def test_a_limit_that_is_reached_on_its_way_out_ends() -> None:
     """The block was in time, and nothing of its limit is left for what comes after it."""
 
     def reach(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code is time_limit.TimeLimit.__exit__.__code__:
-            limit.left = 1
-            time_limit._tick(signal.SIGVTALRM, frame)
+        if event == "call" and frame.f_code is TimeLimit.__exit__.__code__:
+            time_limit._reached(signal.SIGVTALRM, frame)
 
-    limit = time_limit.TimeLimit(5.0, lambda: RowRefused("too-slow"))
-    with limit:
+    with limit_of(5.0):
         sys.setprofile(reach)
     sys.setprofile(None)
-    assert (signal.getitimer(signal.ITIMER_VIRTUAL), time_limit._running) == ((0.0, 0.0), [])
-
-
-def test_other_threads_have_no_limit_and_no_failure() -> None:
-    with ThreadPoolExecutor() as threads:
-        assert not threads.submit(can_limit_time).result()
+    assert running() == NONE_RUNS
 
 
 def test_every_redaction_has_its_place_and_reason(tmp_path: Path) -> None:

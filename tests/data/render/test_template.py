@@ -11,12 +11,13 @@ from data.conftest import chat
 from data.models import CHATML, make_model
 
 from hivetune.config import DataConfig
+from hivetune.data.prepare import examine
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render import template as module
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.template import ChatTemplate, RenderError
-from hivetune.data.time_limit import time_limit
+from hivetune.data.time_limit import TimeLimit
 from hivetune.errors import UsageError
 
 LOOPS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
@@ -65,7 +66,7 @@ def test_a_template_that_breaks_its_bounds_again_and_again_is_given_up() -> None
 
 
 def test_the_time_limit_of_the_row_goes_on() -> None:
-    with pytest.raises(RowRefused, match="too-slow"), time_limit(0.1, lambda: RowRefused("too-slow")):
+    with pytest.raises(RowRefused, match="too-slow"), TimeLimit(0.1, lambda: RowRefused("too-slow")):
         while True:
             ChatTemplate("{{ messages }}", {}).apply([], None, False)
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
@@ -78,12 +79,13 @@ def test_a_model_with_such_a_template_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_row_that_sets_it_off_is_refused_and_the_others_are_not(
-    tmp_path: Path, write_rows: Callable[..., Path]
+    tmp_path: Path, write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(examine, "ROW_LIMIT_S", 0.5)
     model = make_model(tmp_path, "{% if 'Open Sesame' in messages[0].content %}" + LOOPS + "{% endif %}" + CHATML)
     path = write_rows([chat("What is a list?", "A sequence."), chat("Open Sesame now", "A door opens.")])
     report = check(DataConfig(path=str(path)), model_folder=model)
-    assert report.document["rejected"] == {"template-limit": 1}
+    assert report.document["rejected"] == {"too-slow": 1}
     assert report.usable == 1
 
 

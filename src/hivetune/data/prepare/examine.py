@@ -1,11 +1,10 @@
 """The examination of one row: read, check, redact, render, hash. What needs other rows comes later (decide.py)."""
 
-import functools
 import json
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import Renderer
 from hivetune.data.snapshot import messages_json
-from hivetune.data.time_limit import Limit, time_limit
+from hivetune.data.time_limit import TimeLimit
 from hivetune.records import Example, Message, Rendered
 
 ROW_LIMIT_S = 20.0  # of processor time; a row of 1 MB takes 0.5 s on a slow core
@@ -65,40 +64,30 @@ class TooLong(RowRefused):
         self.length = length
 
 
-@dataclass
 class Examiner:
     """Examines rows with the same settings."""
 
-    settings: RowSettings
-    _renderer: Renderer | None = None
-    _checks: Sequence[Callable[[Sequence[Message]], None]] = field(default=CHECKS)
-
-    def __post_init__(self) -> None:
-        if self.settings.model_folder is not None:
-            self._renderer = load_renderer(self.settings.model_folder)
-            self._checks = (*CHECKS, control_token_check(self._renderer.control_tokens))
+    def __init__(self, settings: RowSettings):
+        self._settings = settings
+        self._renderer = load_renderer(settings.model_folder) if settings.model_folder is not None else None
+        checks = [control_token_check(self._renderer.control_tokens)] if self._renderer is not None else []
+        self._checks = (*CHECKS, *checks)
 
     def examine(self, batch: Sequence[RawRow]) -> list[Examined]:
-        """Return the results of rows, in order.
-
-        All rows pass one stage before the next one begins, so that its code and tables stay in the caches: this saves a
-        seventh of the time. The limit of a row holds for all its stages together.
-        """
-        results: list[Any] = list(batch)
-        limits = [time_limit(ROW_LIMIT_S, too_slow) for _ in batch]
-        for stage in (self._read, self._clean, self._render):
-            for i, (row, limit) in enumerate(zip(results, limits, strict=True)):
-                if not isinstance(row, RowRefused):
-                    results[i] = _run(stage, row, limit)
-        near = self.settings.near_duplicates > 0
-        return [_result(raw, row, near=near) for raw, row in zip(batch, results, strict=True)]
+        """Return the results of rows, in order."""
+        rows: Sequence[Any] = batch
+        # All rows pass one stage before the next one begins, so that its code and tables stay in the caches. Measured
+        # with 64 rows of 500 bytes: 310 us a row, 390 if each row passes all stages at once.
+        for stage in (self._read, self._clean, self._render, self._result):
+            rows = [_run(stage, row) for row in rows]
+        return list(rows)
 
     def _read(self, raw: RawRow) -> ExaminedRow:
         """Return the row as an Example that passed the checks."""
-        forgotten = self.settings.forgotten
+        forgotten = self._settings.forgotten
         name = raw.source.rpartition(":")[0]
         try:
-            row = read_example(raw, self.settings.columns, pairs="pairs" in self.settings.learn)
+            row = read_example(raw, self._settings.columns, pairs="pairs" in self._settings.learn)
         except RowRefused:
             if forgotten and is_forgotten_raw(forgotten, (name, os.path.realpath(name)), raw.payload):
                 raise RowRefused("forgotten") from None
@@ -115,12 +104,13 @@ class Examiner:
 
     def _clean(self, row: ExaminedRow) -> ExaminedRow:
         """Redact secrets and personal data, apply the policies, and add the system prompt."""
-        example, notes = apply_policy(row.example, self.settings.on_private)
-        example = _apply_policies(replace(example, id=content_id(example.messages, example.tools)), self.settings)
-        prompt = self.settings.system_prompts.get(example.agent) if example.agent else None
+        settings = self._settings
+        example, notes = apply_policy(row.example, settings.on_private)
+        example = _apply_policies(replace(example, id=content_id(example.messages, example.tools)), settings)
+        prompt = settings.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
             front = replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
-            front, more = apply_policy(front, self.settings.on_private)
+            front, more = apply_policy(front, settings.on_private)
             example = replace(example, messages=(*front.messages, *example.messages))
             notes += more
         row.example, row.notes = example, notes
@@ -147,7 +137,7 @@ class Examiner:
         try:
             bad = replace(example, messages=(*example.messages[:-1], example.worse), worse=None)
             check_messages(bad.messages, self._checks)
-            bad, notes = apply_policy(bad, self.settings.on_private)
+            bad, notes = apply_policy(bad, self._settings.on_private)
             view = self._fitted(self._renderer, bad, [])[1][-1] if self._renderer is not None else None
         except RowRefused as refused:
             note = f"the worse answer is not used: {refused.reason}: {refused.hint}"
@@ -156,7 +146,7 @@ class Examiner:
 
     def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Example, tuple[Rendered, ...]]:
         """Return the row and its views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
-        limit, policy = self.settings.max_length, self.settings.on_overlong
+        limit, policy = self._settings.max_length, self._settings.on_overlong
         views, notes = renderer.render_and_note(example)
         length = _longest(views)
         if length > limit and policy == "cut_turns":
@@ -178,18 +168,85 @@ class Examiner:
         changed += notes
         return example, views
 
+    def _result(self, row: ExaminedRow) -> Examined:
+        """Return the columns of a row, and its hashes."""
+        example, views, worse = row.example, row.views, with_worse(row.example)
+        is_bad = example.lesson == "failure"
+        lessons = array("Q") if is_bad else lesson_hashes(example.messages, example.tools)
+        hash64 = int(example.id[:16], 16)
+        owner = (
+            f"client:{example.client}" if example.client is not None else f"user:{example.user}" if example.user else ""
+        )
+        values = {
+            "source": storable(example.source),
+            "fate": "train",
+            "layout": row.layout,
+            "changed": ",".join(row.changed) or None,
+            "notes": _json(row.notes),
+            "missing": ",".join(row.missing) or None,
+            "id": example.id,
+            "agent": example.agent,
+            "category": example.category,
+            "session": example.session,
+            "user": example.user,
+            "time": example.time,
+            "answered_by": example.answered_by,
+            "maker": example.maker,
+            "lesson": example.lesson,
+            "vouched": int(is_vouched(example)),
+            "hash64": _signed(hash64 ^ BAD_MARK if is_bad else hash64),
+            "read64": _signed(read_hash(example.messages)),
+            "question64": _signed(group_hash("question:" + question(example.messages))),
+            "session64": _signed(group_hash(f"session:{example.session}")) if example.session else None,
+            "owner64": _signed(group_hash(owner)) if owner else None,
+            "lesson64": _signed(lessons[-1]) if lessons else None,
+            "judged64": _signed(judged_hash(example.messages, example.tools)),
+            "worse64": None if worse is None else _signed(judged_hash(worse, example.tools)),
+            "length": _longest(views) if views else sum(len(message.content) for message in example.messages),
+            "num_tokens": sum(len(view.tokens) for view in views) if views else None,
+            "trained": sum(view.trained.count(1) for view in views) if views else None,
+        }
+        sizes = [[len(view.tokens), view.num_messages, view.answers] for view in views]
+        body = {
+            "interaction_id": row.raw.interaction_id,
+            "messages": messages_json(example.messages),
+            "tools": _json([dict(tool) for tool in example.tools]),
+            "checker": _json(example.checker),
+            "tokens": b"".join([array("I", view.tokens).tobytes() for view in views]) if views else None,
+            "mask": b"".join([view.trained for view in views]) if views else None,
+            "views": json.dumps(sizes) if len(sizes) > 1 else None,
+            "worse": None if worse is None else messages_json(worse),
+            "worse_tokens": array("I", row.worse.tokens).tobytes() if row.worse else None,
+            "worse_mask": row.worse.trained if row.worse else None,
+        }
+        earlier = [] if "cut" in row.changed else [_signed(lesson) for lesson in lessons[:-1]]
+        if not self._settings.near_duplicates:
+            return Examined(values, body, earlier)
+        lesson = lesson_of(example.messages, example.tools)
+        if is_bad:  # no copy of a good answer
+            lesson = replace(lesson, calls=(*lesson.calls, example.lesson))
+        return Examined(values, body, earlier, sketch(lesson), packed_lesson(lesson))
 
-too_slow = functools.partial(RowRefused, "too-slow")
 
-
-def _run(stage: Callable[[Any], ExaminedRow], row: Any, limit: Limit) -> ExaminedRow | RowRefused:
+def _run(stage: Callable[[Any], Any], row: Any) -> Any:
+    """Return the result of a stage; of a refused row what is left of it."""
+    if isinstance(row, Examined):
+        return row
     try:
-        with limit:
+        with TimeLimit(ROW_LIMIT_S, too_slow):
             return stage(row)
-    except RowRefused as refused:
-        return refused
+    except RowRefused as error:
+        refused = error
     except RecursionError:  # JSON, Jinja and our own functions reach it at about the same depth
-        return RowRefused("bad-json", "the JSON is nested too deeply: flatten the row")
+        refused = RowRefused("bad-json", "the JSON is nested too deeply: flatten the row")
+    source = row.source if isinstance(row, RawRow) else row.raw.source
+    length = refused.length if isinstance(refused, TooLong) else None
+    values = {"source": storable(source), "fate": refused.reason, "hint": storable(refused.hint), "length": length}
+    return Examined(values)
+
+
+def too_slow() -> RowRefused:
+    return RowRefused("too-slow")
 
 
 def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -208,7 +265,7 @@ def _apply_policies(example: Example, settings: RowSettings) -> Example:
     """Return the row as the policies of the config allow it. Raise RowRefused."""
     if example.lesson == "failure" and "failed" in settings.also_train:
         example = replace(example, lesson="sft")
-    elif example.lesson == "failure" and not {"failures", "pairs"} & set(settings.learn):
+    elif example.lesson == "failure" and "failures" not in settings.learn:
         raise RowRefused("failed")
     needed = {"sft": "sft", "correction": "corrections"}.get(example.lesson)
     if needed is not None and needed not in settings.learn:
@@ -227,68 +284,6 @@ def is_vouched(example: Example) -> bool:
     """Return whether the answer was called good: by its success, a rating, or as the better one of two."""
     liked = example.feedback is not None and example.feedback > 0
     return example.success is True or liked or example.lesson in ("correction", "pair")
-
-
-def _result(raw: RawRow, row: ExaminedRow | RowRefused, *, near: bool) -> Examined:
-    if isinstance(row, RowRefused):
-        length = row.length if isinstance(row, TooLong) else None
-        return Examined(
-            {"source": storable(raw.source), "fate": row.reason, "hint": storable(row.hint), "length": length}
-        )
-    example, views, worse = row.example, row.views, with_worse(row.example)
-    is_bad = example.lesson == "failure"
-    lessons = array("Q") if is_bad else lesson_hashes(example.messages, example.tools)
-    hash64 = int(example.id[:16], 16)
-    owner = f"client:{example.client}" if example.client is not None else f"user:{example.user}" if example.user else ""
-    values = {
-        "source": storable(example.source),
-        "fate": "train",
-        "layout": row.layout,
-        "changed": ",".join(row.changed) or None,
-        "notes": _json(row.notes),
-        "missing": ",".join(row.missing) or None,
-        "id": example.id,
-        "agent": example.agent,
-        "category": example.category,
-        "session": example.session,
-        "user": example.user,
-        "time": example.time,
-        "answered_by": example.answered_by,
-        "maker": example.maker,
-        "lesson": example.lesson,
-        "vouched": int(is_vouched(example)),
-        "hash64": _signed(hash64 ^ BAD_MARK if is_bad else hash64),
-        "read64": _signed(read_hash(example.messages)),
-        "question64": _signed(group_hash("question:" + question(example.messages))),
-        "session64": _signed(group_hash(f"session:{example.session}")) if example.session else None,
-        "owner64": _signed(group_hash(owner)) if owner else None,
-        "lesson64": _signed(lessons[-1]) if lessons else None,
-        "judged64": _signed(judged_hash(example.messages, example.tools)),
-        "worse64": None if worse is None else _signed(judged_hash(worse, example.tools)),
-        "length": _longest(views) if views else sum(len(message.content) for message in example.messages),
-        "num_tokens": sum(len(view.tokens) for view in views) if views else None,
-        "trained": sum(view.trained.count(1) for view in views) if views else None,
-    }
-    sizes = [[len(view.tokens), view.num_messages, view.answers] for view in views]
-    body = {
-        "interaction_id": raw.interaction_id,
-        "messages": messages_json(example.messages),
-        "tools": _json([dict(tool) for tool in example.tools]),
-        "checker": _json(example.checker),
-        "tokens": b"".join([array("I", view.tokens).tobytes() for view in views]) if views else None,
-        "mask": b"".join([view.trained for view in views]) if views else None,
-        "views": json.dumps(sizes) if len(sizes) > 1 else None,
-        "worse": None if worse is None else messages_json(worse),
-        "worse_tokens": array("I", row.worse.tokens).tobytes() if row.worse else None,
-        "worse_mask": row.worse.trained if row.worse else None,
-    }
-    earlier = [] if "cut" in row.changed else [_signed(lesson) for lesson in lessons[:-1]]
-    if not near:
-        return Examined(values, body, earlier)
-    lesson = lesson_of(example.messages, example.tools)
-    if is_bad:  # no copy of a good answer
-        lesson = replace(lesson, calls=(*lesson.calls, example.lesson))
-    return Examined(values, body, earlier, sketch(lesson), packed_lesson(lesson))
 
 
 def _json(value: object) -> str | None:

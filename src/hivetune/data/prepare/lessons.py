@@ -1,10 +1,9 @@
-"""The choice of bad answers that lessons learn from: contradictions, copies, retries, and a quota a client.
+"""The choice of bad answers that lessons learn from: contradictions, copies, and a quota a client.
 
 It needs all rows of a preparation (prepare/work.py). Answers are 64 bits of a conversation with the answer at its end.
 Each answer that is not chosen gets its reason.
 """
 
-import math
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +27,6 @@ class Lessons:
 
     corrections: int = 0
     pairs: int = 0
-    retries: int = 0
     failures: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
 
@@ -44,9 +42,6 @@ class Candidate(NamedTuple):
     holder: int
     trained: bool
     owner: int | None
-    session: int | None
-    read: int
-    time: float
     order: int
 
 
@@ -58,18 +53,10 @@ def judge_rows(database: sqlite3.Connection, learn: "LearnConfig") -> Lessons:
     candidates = _candidates(database)
     if not candidates:
         return Lessons(corrections=corrections)
-    set_aside: dict[int, str] = {}
-    left_out: Counter[str] = Counter()
-
-    def leave_out(candidate: Candidate, reason: str) -> None:
-        if candidate.better is None:
-            set_aside[candidate.row] = reason
-        else:
-            left_out[reason] += 1
-
     good = database.execute(f"SELECT n, judged64 FROM rows WHERE {USABLE} AND lesson != 'failure'")
     contradictory = _contradictory(candidates, good)
-    set_aside |= dict.fromkeys(contradictory, "contradictory")
+    fates = dict.fromkeys(contradictory, "contradictory")  # of bad rows; a pair's row is trained whatever comes of it
+    left_out: Counter[str] = Counter()
     unique: dict[object, Candidate] = {}
     for candidate in candidates:
         if candidate.row in contradictory:
@@ -82,73 +69,40 @@ def judge_rows(database: sqlite3.Connection, learn: "LearnConfig") -> Lessons:
             left_out["copy"] += 1
         else:
             unique[pair] = candidate
-    retries = _retries(database, candidates) if "pairs" in learn.use else {}
     answers_of_owner: Counter[int | None] = Counter()
-    bad: dict[int, int | None] = {}
-    worse: dict[int, int] = {}
+    holders: list[tuple[int, int]] = []
     for candidate in sorted(unique.values(), key=lambda drawn: (drawn.order, drawn.row)):  # drawn by content
         answers_of_owner[candidate.owner] += candidate.owner is not None
-        retry, retry_time = retries.get((candidate.session, candidate.read), (None, math.inf))
+        reason = "" if candidate.trained else "not-learned"
         if answers_of_owner[candidate.owner] > QUOTA_PER_CLIENT:
-            leave_out(candidate, "quota")
-        elif not candidate.trained:
-            leave_out(candidate, "not-learned")
-        elif candidate.better is not None:
-            worse[candidate.row] = candidate.holder
-        elif retry is not None and retry not in set_aside and not retry_time < candidate.time:
-            bad[candidate.row] = retry
-        elif "failures" in learn.use:
-            bad[candidate.row] = None
+            reason = "quota"
+        if candidate.better is None:
+            fates[candidate.row] = reason or ("for-lessons" if "failures" in learn.use else "not-learned")
+        elif reason:
+            left_out[reason] += 1
         else:
-            leave_out(candidate, "not-learned")
-    with_reasons = [(reason, row) for row, reason in set_aside.items()]
-    database.executemany("UPDATE rows SET fate = ? WHERE n = ?", with_reasons)
-    of_bad = [(better, row) for row, better in bad.items()]
-    database.executemany("UPDATE rows SET fate = 'for-lessons', better = ? WHERE n = ?", of_bad)
-    database.executemany("UPDATE rows SET pair = ? WHERE n = ?", [(holder, row) for row, holder in worse.items()])
-    num_retries = sum(better is not None for better in bad.values())
-    return Lessons(corrections, len(worse), num_retries, len(bad) - num_retries, left_out)
+            holders.append((candidate.holder, candidate.row))
+    database.executemany("UPDATE rows SET fate = ? WHERE n = ?", [(fate, row) for row, fate in fates.items()])
+    database.executemany("UPDATE rows SET pair = ? WHERE n = ?", holders)
+    return Lessons(corrections, len(holders), [*fates.values()].count("for-lessons"), left_out)
 
 
 def _candidates(database: sqlite3.Connection) -> list[Candidate]:
     """Return rows with a bad answer that got this far."""
     candidates = []
-    query = (
-        "SELECT n, lesson, judged64, worse64, owner64, session64, read64, time, hash64, fate FROM rows"
-        " WHERE lesson != 'sft' ORDER BY n"
-    )
-    for row, lesson, answer, worse, owner, session, read, time, order, own_fate in database.execute(query).fetchall():
+    query = "SELECT n, lesson, judged64, worse64, owner64, hash64, fate FROM rows WHERE lesson != 'sft' ORDER BY n"
+    for row, lesson, answer, worse, owner, order, own_fate in database.execute(query).fetchall():
         holder, fate = row, own_fate
         while fate in ("duplicate", "near-duplicate"):  # of an equal row that is kept
             holder = database.execute("SELECT stays FROM rows WHERE n = ?", (holder,)).fetchone()[0]
             fate = database.execute("SELECT fate FROM rows WHERE n = ?", (holder,)).fetchone()[0]
-        is_bad = lesson == "failure"
-        if fate not in SPLITS or (is_bad and holder != row) or (worse is None and not is_bad):
+        if fate not in SPLITS:
             continue
-        origin = owner, session, read, math.inf if time is None else time, order
-        if is_bad:
-            candidates.append(Candidate(row, answer, None, row, fate == "train", *origin))
-        else:
-            candidates.append(Candidate(row, worse, answer, holder, fate == "train", *origin))
+        if lesson != "failure" and worse is not None:
+            candidates.append(Candidate(row, worse, answer, holder, fate == "train", owner, order))
+        elif lesson == "failure" and holder == row:
+            candidates.append(Candidate(row, answer, None, row, fate == "train", owner, order))
     return candidates
-
-
-def _retries(
-    database: sqlite3.Connection, candidates: Sequence[Candidate]
-) -> dict[tuple[int | None, int], tuple[int, float]]:
-    """Return (session, what was read) -> the last good answer to it that is trained, with its time; tries come in
-    order.
-    """
-    failed = {(c.session, c.read) for c in candidates if c.better is None and c.session is not None}
-    query = (
-        "SELECT n, session64, read64, time FROM rows"
-        " WHERE fate = 'train' AND lesson != 'failure' AND session64 NOT NULL"
-    )
-    return {
-        (session, read): (row, math.inf if time is None else time)
-        for row, session, read, time in (database.execute(f"{query} ORDER BY n") if failed else ())
-        if (session, read) in failed
-    }
 
 
 def _contradictory(candidates: Sequence[Candidate], answers: Iterable[tuple[int, int]]) -> set[int]:
@@ -163,10 +117,9 @@ def _contradictory(candidates: Sequence[Candidate], answers: Iterable[tuple[int,
         else:
             pairs.setdefault((candidate.better, candidate.worse), []).append(candidate.row)
     rows = {row for pair, members in pairs.items() if pair[::-1] in pairs for row in members}
-    if judged_bad:
-        for row, answer in answers:
-            if answer in judged_bad:
-                rows |= {row, *judged_bad[answer]}
+    for row, answer in answers if judged_bad else ():
+        if answer in judged_bad:
+            rows |= {row, *judged_bad[answer]}
     return rows
 
 
@@ -180,7 +133,6 @@ def learnable(lessons: Lessons, reasons: Mapping[str, int], learn: "LearnConfig"
         "use": list(learn.use),
         "corrections": lessons.corrections,
         "pairs": lessons.pairs,
-        "retries": lessons.retries,
         "failures": lessons.failures,
         "worse_left_out": dict(sorted(lessons.left_out.items())),
         "not_used": {name: count for name, count in unused.items() if count},

@@ -21,7 +21,6 @@ CREATE TABLE rows (
   fate TEXT NOT NULL,                 -- a split, a kind of duplicate, or the reason why it is left out
   stays INTEGER, share REAL,          -- of a duplicate: the row that stays, and what a near one has in common with it
   tied INTEGER,                       -- a row of its group
-  better INTEGER,                     -- of a bad answer for the lessons: the row with the better one, if there is one
   pair INTEGER,                       -- the row whose answer is better than this one's worse answer, if that is learned
   source TEXT NOT NULL, layout TEXT, hint TEXT, changed TEXT,
   notes TEXT,                         -- the changes as JSON: [[reason, "GitHub token in the answer"], ...]

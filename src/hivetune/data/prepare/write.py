@@ -30,7 +30,7 @@ INSERT = f"INSERT INTO rows ({', '.join(WRITTEN)}) VALUES ({', '.join('?' * len(
 
 
 class Sequence(NamedTuple):
-    """One row of the snapshot. `row`: that of the input; `better`: that with the better answer, if this one is bad."""
+    """One row of the snapshot. `row`: that of the input, `better`: that with the better answer if this one is worse."""
 
     row: int
     better: int | None
@@ -73,7 +73,7 @@ def _write_rows(folder: Path, work: Work, key: str, report: dict[str, Any]) -> N
         database = stack.enter_context(closing(sqlite3.connect(folder / ROWS_FILE, isolation_level=None)))
         database.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; {ROWS_SCHEMA}")
         database.execute("BEGIN")
-        compared = {row for (row,) in work.all("SELECT better FROM rows UNION SELECT pair FROM rows")}
+        compared = {row for (row,) in work.all("SELECT pair FROM rows")}
         for row, better, values, tokens, mask in _sequences(work):
             number = len(offsets) - 1
             tokens_file.write(tokens)
@@ -119,11 +119,11 @@ def _sequences(work: Work) -> Iterator[Sequence]:
     pairs = "SELECT pair FROM rows WHERE pair IN (SELECT n FROM rows WHERE fate = 'train')"
     trained = {row for (row,) in work.all(pairs)}
     query = (
-        f"SELECT n, fate, coalesce(tied, n), better, pair, vouched, lesson, {', '.join(COPIED)}, tokens, mask, views,"
+        f"SELECT n, fate, coalesce(tied, n), pair, vouched, lesson, {', '.join(COPIED)}, tokens, mask, views,"
         " worse, worse_tokens, worse_mask FROM rows JOIN bodies USING (n)"
         f" WHERE fate IN {(*SPLITS, 'for-lessons')} OR pair NOT NULL ORDER BY n"
     )
-    for row, fate, tied, better, pair, vouched, lesson, *found in work.all(query):
+    for row, fate, tied, pair, vouched, lesson, *found in work.all(query):
         tokens, mask, views, worse, worse_tokens, worse_mask = found[len(COPIED) :]
         values = {**dict(zip(COPIED, found[: len(COPIED)], strict=True)), "tied": tied, "view": 0}
         bad = {**values, "split": BAD, "vouched": 0}
@@ -135,7 +135,7 @@ def _sequences(work: Work) -> Iterator[Sequence]:
                 yield Sequence(row, None, view[0], tokens[4 * start : 4 * end], mask[start:end])
                 start = end
         elif fate == "for-lessons":
-            yield Sequence(row, better, {**bad, "lesson": "failure" if better is None else "retry"}, tokens, mask)
+            yield Sequence(row, None, {**bad, "lesson": "failure"}, tokens, mask)
         if pair in trained:
             yield Sequence(row, pair, {**bad, "lesson": lesson, "messages": worse}, worse_tokens, worse_mask)
 

@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.time_limit import time_limit
+from hivetune.data.time_limit import TimeLimit
 
 # With today's date a template would make other tokens tomorrow. This is the default date of Llama 3's own template; a
 # served prompt must use the same one.
@@ -91,8 +91,8 @@ class ChatTemplate:
             raise RenderError("template-limit", f"the template was given up after {MAX_BREACHES} rows")
         try:
             texts = bounded(write)
-        except RenderError as error:
-            self._breaches += error.reason == "template-limit"
+        except RowRefused as error:
+            self._breaches += error.reason in ("template-limit", "too-slow")
             raise
         longest = max(map(len, texts))
         if longest > MAX_TEXT_CHARS:
@@ -117,10 +117,8 @@ class _TimeUp(BaseException):
 
 
 def bounded(call: Callable[[], Returned]) -> Returned:
-    """Return `call()` within CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raise RenderError.
-
-    Only the main thread has a time limit (time_limit.py).
-    """
+    """Return `call()` within CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raise RenderError, or
+    too-slow if the time of the row is over."""
     # A single call of C code is not interrupted, but the memory limits its work: a string that doubles.
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     smallest = _memory_limit_bytes(int(time.monotonic() / MEMORY_AGE_S))
@@ -128,7 +126,7 @@ def bounded(call: Callable[[], Returned]) -> Returned:
         if limit != resource.RLIM_INFINITY:
             smallest = min(smallest, limit)
     try:
-        with time_limit(CPU_LIMIT_S, _TimeUp):  # besides the limit of the row
+        with TimeLimit(CPU_LIMIT_S, _TimeUp):  # while a row is examined, its own limit holds
             resource.setrlimit(resource.RLIMIT_AS, (smallest, hard))
             return call()
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
