@@ -39,7 +39,7 @@ class Suggestion(NamedTuple):
 
     @property
     def option(self) -> str:
-        """As it is written on the command line."""
+        """Return it as it is written on the command line."""
         return f"--columns {shlex.quote(write_columns(self.columns))}"
 
 
@@ -62,7 +62,8 @@ def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
         talks: dict[str, list[Row]] = {}
         for row in rows:
             talks.setdefault(str(row.get(name)), []).append({key: row[key] for key in row if key != name})
-        several = [talk for talk in talks.values() if len(talk) > 1]  # the sample cuts the last conversations off
+        # The sample cuts the last conversations off.
+        several = [talk for talk in talks.values() if len(talk) > 1]
         if 2 * sum(map(len, several)) > len(rows):
             yield from ({"session": name, **columns} for columns in _fields_of_turns(several))
     yield from _pair(rows)
@@ -76,6 +77,7 @@ def _fields_of_turns(talks: Sequence[Sequence[Row]]) -> Iterator[dict[str, str]]
     columns = _texts([turn for talk in talks for turn in talk])
     if sum(map(len, talks)) < 2 * len(talks) or len(columns) < 2:
         return
+    # What is said is longer than who says it, when, and by which id.
     text = max(columns, key=lambda path: mean(map(len, columns[path])))
     for role, values in columns.items():
         roles = {ROLES.get(speaker.lower()) for speaker in values}
@@ -87,6 +89,7 @@ def _fields_of_turns(talks: Sequence[Sequence[Row]]) -> Iterator[dict[str, str]]
 
 def _pair(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """Yield a question and its answer: by their exact names, else the two longest texts in the order of the file."""
+    # Numbers and times are facts, however long they are.
     columns = {path: values for path, values in _texts(rows).items() if not all(map(_is_note, values))}
     names = {plain_name(path.rpartition(".")[2]): path for path in reversed(columns)}
     asked = next((names[name] for name in QUESTIONS if name in names), None)
@@ -134,6 +137,7 @@ def _texts(rows: Sequence[Row]) -> Texts:
         for path, value in _paths(row):
             if isinstance(value, str | bool) and str(value).strip():  # what is true or false can say who speaks
                 values.setdefault(path, []).append(str(value))
+    # A column that most rows lack can't be half of a mapping.
     usual = READ_SHARE * len(rows)
     return {path: texts for path, texts in values.items() if len(texts) >= usual and plain_name(path) not in FACTS}
 

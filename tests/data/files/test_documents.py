@@ -1,8 +1,11 @@
-"""JSON documents and tables: their rows with the line of each, and damage that refuses the file at its line."""
+"""Documents, tables and archives: their rows with the line of each, and damage that refuses the file at its place."""
 
 import csv
+import gzip
 import io
 import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from hivetune.data.read import parse_row
 from hivetune.errors import DataRefused
 
 ROWS = [{"prompt": f'question {n}: [1, {{2}}] and "quotes"\n', "completion": f"answer {n}, [{n}"} for n in range(9)]
+LISTED = "[" + ", ".join(map(json.dumps, ROWS))
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -28,8 +32,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("block_bytes", [7, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 1])
 @pytest.mark.parametrize("form", ["array", "data", "records", "objects"])
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
 def test_documents_of_rows(
-    form: str, indent: int | None, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, form: str, indent: int | None, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = {
         "array": json.dumps(ROWS, indent=indent),
@@ -37,55 +42,85 @@ def test_documents_of_rows(
         "records": json.dumps({"meta": {"page": "[1]"}, "records": ROWS, "more": None}, indent=indent),
         "objects": "\n".join(json.dumps(row, indent=indent) for row in ROWS),
     }
-    path = tmp_path / "rows.json"
+    path = tmp_path / name
     path.write_text(texts[form])
     monkeypatch.setattr(unpack, "BLOCK_BYTES", block_bytes)
     assert rows_of(path) == ROWS
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        lambda text: text[:-1],
-        lambda text: text.replace('"question', "question", 1),
-        lambda text: text[:-1] + ",}",
-        lambda _text: "oops",
-        lambda text: text[: len(text) // 2],
-        lambda text: text[:-1] + f', "id": {"9" * 5000}}}',
-    ],
-)
-def test_a_broken_element_refuses_the_file_at_its_line(broken: Any, tmp_path: Path) -> None:
+def broken_row(change: Callable[[str], str]) -> bytes:
     texts = [json.dumps(row) for row in ROWS]
-    texts[4] = broken(texts[4])
-    path = tmp_path / "rows.json"
-    path.write_text("[" + ",\n".join(texts) + "]")
-    with pytest.raises(DataRefused, match=r"rows\.json:[56] is no JSON"):
-        check(DataConfig(path=str(path)))
+    texts[4] = change(texts[4])
+    return ("[" + ",\n".join(texts) + "]").encode()
 
 
-@pytest.mark.parametrize(
-    ("head", "rest"),
-    [("", rest) for rest in ("", ", 5", "] [", '], {"prompt": "a", "completion": "b"}', "] oops")]
-    + [('{\n "data": ', rest) for rest in ("]", "]} {", '], "more": [{"prompt": "a"}]}', '], "more": {"rows": [1]}}')],
-)
-def test_what_stands_behind_the_rows_is_never_lost(head: str, rest: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.json"
-    path.write_text(f"{head}[" + ", ".join(map(json.dumps, ROWS)) + rest)
-    with pytest.raises(DataRefused, match="is no JSON"):
-        rows_of(path)
+def as_zst(text: bytes) -> bytes:
+    compressor = pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True)  # as `zstd` does
+    return bytes(compressor.compress(text))
 
 
-def test_objects_over_many_lines_are_rows_whatever_the_name(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps(row, indent=2) for row in ROWS))
-    assert rows_of(path) == ROWS
+def many(suffix: str) -> bytes:
+    lines = [(f"what is {n}?", f"It is the number {n * 7919}.") for n in range(3000)]
+    if suffix == "csv":
+        return "\n".join(["prompt,completion", *map(",".join, lines), ""]).encode()
+    return "".join(json.dumps({"prompt": one, "completion": other}) + "\n" for one, other in lines).encode()
+
+
+def zeros_inside(data: bytes) -> bytes:
+    return data[: len(data) // 2] + bytes(64) + data[len(data) // 2 + 64 :]
+
+
+# What a file is called, its content, and words of the refusal.
+DAMAGED: list[tuple[str, Callable[[], bytes], str]] = [
+    *(
+        ("rows.json", lambda change=change: broken_row(change), r"rows\.json:[56] is no JSON")
+        for change in (
+            lambda text: text[:-1],
+            lambda text: text.replace('"question', "question", 1),
+            lambda text: text[:-1] + ",}",
+            lambda _text: "oops",
+            lambda text: text[: len(text) // 2],
+            lambda text: text[:-1] + f', "id": {"9" * 5000}}}',
+        )
+    ),
+    *(
+        ("rows.json", lambda rest=rest: (LISTED + rest).encode(), "is no JSON")
+        for rest in ("", ", 5", "] [", '], {"prompt": "a", "completion": "b"}', "] oops")
+    ),
+    *(
+        ("rows.json", lambda rest=rest: ('{\n "data": ' + LISTED + rest).encode(), "is no JSON")
+        for rest in ("]", "]} {", '], "more": [{"prompt": "a"}]}', '], "more": {"rows": [1]}}')
+    ),
+    *(
+        ("rows.csv", lambda line=line: f"prompt,completion\nq,a\n{line}\nq2,a2\n".encode(), r"rows\.csv:3 is no CSV")
+        for line in ('"open,b', '"a" b,c')
+    ),
+    ("rows.csv", lambda: b"answer,question,answer\n1,2,3\n", "two columns are called 'answer'"),
+    *(
+        (
+            f"rows.{suffix}.{packed}",
+            lambda suffix=suffix, pack=pack, damage=damage: damage(pack(many(suffix))),
+            r"rows\..* is damaged in the MiB behind byte [\d,]+ of its content",
+        )
+        for suffix in ("jsonl", "csv")
+        for packed, pack in (("gz", gzip.compress), ("zst", as_zst))
+        for damage in (zeros_inside, lambda data: data[: len(data) // 2])
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(DAMAGED)))
+def test_damage_refuses_the_file_at_its_place(number: int, tmp_path: Path) -> None:
+    """How many rows are lost behind it is unknown."""
+    name, content, words = DAMAGED[number]
+    (tmp_path / name).write_bytes(content())
+    with pytest.raises(DataRefused, match=words):
+        check(DataConfig(path=str(tmp_path / name), near_duplicates=0))
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 @given(pairs=st.lists(st.tuples(st.text('ab,;\t"\n ', min_size=1), st.text('ab,;\t"\n ', min_size=1)), max_size=6))
 def test_whatever_the_library_writes_is_read(delimiter: str, pairs: list[tuple[str, str]]) -> None:
-    import tempfile
-
     out = io.StringIO(newline="")
     csv.writer(out, delimiter=delimiter).writerows([("prompt", "completion"), *pairs])
     with tempfile.TemporaryDirectory() as folder:
@@ -95,30 +130,13 @@ def test_whatever_the_library_writes_is_read(delimiter: str, pairs: list[tuple[s
     assert found == pairs
 
 
-def test_a_wrong_quote_refuses_the_table_at_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    for line in ('"open,b', '"a" b,c'):
-        path.write_text(f"prompt,completion\nq,a\n{line}\nq2,a2\n")
-        with pytest.raises(DataRefused, match=r"rows\.csv:3 is no CSV"):
-            check(DataConfig(path=str(path)))
-
-
-def test_each_column_has_one_name(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("answer,question,answer\n1,2,3\n")
-    with pytest.raises(DataRefused, match="two columns are called 'answer'"):
-        check(DataConfig(path=str(path)))
-    path.write_text(",question,answer\n0,Where is it?,In the shed.\n")
-    assert rows_of(path) == [{"column_1": "0", "question": "Where is it?", "answer": "In the shed."}]
-
-
 def test_the_header_of_a_table_is_never_a_row(tmp_path: Path) -> None:
-    """Forms ask in their headers, and joined files have a second one."""
+    """Forms ask in their headers, and joined files have a second one. A nameless column is called by its place."""
     path = tmp_path / "form.csv"
     path.write_text("What is your question?,What was the answer?\nWhere is it?,In the shed.\n")
     assert check(DataConfig(path=str(path))).document["rejected"] == {"unknown-layout": 1}
-    path.write_text("prompt,completion\na?,b\nprompt,completion\nc?,d\n,\n\n")
-    assert [row["prompt"] for row in rows_of(path)] == ["a?", "c?"]
+    path.write_text(",prompt,completion\n0,a?,b\n,prompt,completion\n1,c?,d\n,,\n\n")
+    assert [(row["column_1"], row["prompt"]) for row in rows_of(path)] == [("0", "a?"), ("1", "c?")]
 
 
 def test_arrow_as_datasets_save_it(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from hivetune.data.prepare.work import USABLE, Work
 from hivetune.data.reasons import read_leave_out
 
 SYNTHETIC_SHARE = 0.5  # the most that synthetic rows may be of the usable ones
-CLIENT_SHARE = 1 / 3  # the most that one of several clients of the gateway may teach, in trained tokens
+# The most that one of several clients of the gateway may teach, in trained tokens. A client is who holds a token: user
+# names are chosen by it, and 300 of them taught three quarters of a model.
+CLIENT_SHARE = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -37,20 +39,18 @@ def decide_rows(
     _drop_equal(work)
     _drop_beginnings(work)
     alike = _drop_near(work, data.near_duplicates) if data.near_duplicates > 0 else []
+    # Shares count what is left: before it, copies would decide how much others may teach.
     synthetic = _cap_synthetic(work)
     _cap_clients(work)
     groups = split_rows(work, alike, data)
-    # The next steps take rows out of their splits and move none to another one.
+    # The next steps take rows out of their splits and move none to another one, so that a held-out row stays held out
+    # whatever a config leaves out.
     _set_frozen_aside(work, frozen)
     lessons = judge_rows(work.database, learn)
     if data.balance != "none":
         _balance(work, data.balance)
     if data.max_rows is not None:
-        work.database.execute(
-            "UPDATE rows SET fate = 'not-drawn' WHERE n IN"
-            " (SELECT n FROM rows WHERE fate = 'train' ORDER BY hash64, n LIMIT -1 OFFSET ?)",
-            (data.max_rows,),
-        )
+        _set_aside_behind(work, "fate = 'train'", data.max_rows, "not-drawn")
     work.database.executemany(
         f"UPDATE rows SET fate = 'set-aside' WHERE {USABLE} AND n IN (SELECT n FROM bodies WHERE interaction_id = ?)",
         ((identity,) for identity in sorted(set_aside)),
@@ -96,6 +96,7 @@ def _drop_near(work: Work, threshold: float) -> list[tuple[int, int]]:
         skipped.append(fate != "train")
     if not rows:
         return []
+    # Mapped: the sketches and words of a million rows are larger than what a preparation may take.
     with _mapped(work.sketches) as sketches, _mapped(work.lessons) as lessons:
 
         def lesson(index: int) -> Lesson:
@@ -113,7 +114,6 @@ def _drop_near(work: Work, threshold: float) -> list[tuple[int, int]]:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[memoryview]:
-    """Yield the bytes of a file without reading them into memory."""
     with (
         open(path, "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
@@ -122,33 +122,35 @@ def _mapped(path: Path) -> Iterator[memoryview]:
         yield view
 
 
-def _cap_synthetic(work: Work) -> dict[str, int]:
-    """Set aside synthetic rows above SYNTHETIC_SHARE of the usable rows, drawn by content. Without other rows keep
-    all.
-    """
-    synthetic, others = (
-        work.one(f"SELECT count(*) FROM rows WHERE fate = 'train' AND maker IS {kind}") for kind in ("NOT NULL", "NULL")
-    )
-    allowed = int(others * SYNTHETIC_SHARE / (1 - SYNTHETIC_SHARE)) if others else synthetic
+def _set_aside_behind(work: Work, condition: str, allowed: int, reason: str) -> None:
+    """Set rows aside of which more than `allowed` meet a condition."""
+    # Drawn by content, so that equal rows in another order give the same snapshot.
     work.database.execute(
-        "UPDATE rows SET fate = 'synthetic-share' WHERE n IN (SELECT n FROM rows"
-        " WHERE fate = 'train' AND maker IS NOT NULL ORDER BY hash64, n LIMIT -1 OFFSET ?)",
-        (allowed,),
+        f"UPDATE rows SET fate = ? WHERE n IN (SELECT n FROM rows WHERE {condition}"
+        " ORDER BY hash64, n LIMIT -1 OFFSET ?)",
+        (reason, allowed),
     )
+
+
+def _cap_synthetic(work: Work) -> dict[str, int]:
+    """Set aside synthetic rows above SYNTHETIC_SHARE of the usable rows. Without other rows keep all."""
+    made = "fate = 'train' AND maker IS NOT NULL"
+    synthetic = work.one(f"SELECT count(*) FROM rows WHERE {made}")
+    others = work.one("SELECT count(*) FROM rows WHERE fate = 'train'") - synthetic
+    allowed = int(others * SYNTHETIC_SHARE / (1 - SYNTHETIC_SHARE)) if others else synthetic
+    _set_aside_behind(work, made, allowed, "synthetic-share")
     return {"rows": min(synthetic, allowed), "others": others}
 
 
 def _cap_clients(work: Work) -> None:
     """Set aside rows of each client of the gateway above CLIENT_SHARE of the trained tokens, or above an even share
     where two clients taught, drawn by content.
-
-    A client is who holds a token: user names are chosen by it, and 300 of them taught three quarters of a model. With
-    one client there is nobody whom it could outvote.
     """
     captured = "fate = 'train' AND source LIKE 'gateway:%' AND owner64 NOT NULL"
     tokens = dict(work.all(f"SELECT owner64, sum(coalesce(trained, 1)) FROM rows WHERE {captured} GROUP BY owner64"))
     total = work.one("SELECT sum(coalesce(trained, 1)) FROM rows WHERE fate = 'train'")
     share = max(CLIENT_SHARE, 1 / max(1, len(tokens)))
+    # With one client there is nobody whom it could outvote.
     for client, taught in tokens.items() if len(tokens) > 1 else ():
         work.database.execute(
             "UPDATE rows SET fate = 'quota' FROM (SELECT n, sum(coalesce(trained, 1)) OVER (ORDER BY hash64, n)"
@@ -159,6 +161,7 @@ def _cap_clients(work: Work) -> None:
 
 def _set_frozen_aside(work: Work, frozen: Collection[int]) -> None:
     """Keep frozen questions out of training. A past win itself stays a test row."""
+    # SQLite has signed integers.
     signed = [(one - (1 << 64) if one >= 1 << 63 else one,) for one in frozen]
     work.database.execute("CREATE TEMP TABLE frozen (hash INTEGER PRIMARY KEY)")
     work.database.executemany("INSERT INTO frozen VALUES (?)", signed)
@@ -170,15 +173,17 @@ def _set_frozen_aside(work: Work, frozen: Collection[int]) -> None:
 
 def _balance(work: Work, column: str) -> None:
     """Give each agent or category as many trained rows as the rarest has, drawn by content. Held-out rows stay, since
-    they are evidence. Rows that name none are limited as the others, and set no limit.
+    they are evidence.
     """
     fewest = work.one(
         f"SELECT count(*) FROM rows WHERE fate = 'train' AND {column} IS NOT NULL GROUP BY {column} ORDER BY 1 LIMIT 1"
     )
-    if fewest is not None:
-        work.database.execute(
-            "UPDATE rows SET fate = 'not-drawn' FROM (SELECT n, row_number() OVER"
-            f" (PARTITION BY {column} ORDER BY hash64, n) AS place FROM rows WHERE fate = 'train') AS drawn"
-            " WHERE rows.n = drawn.n AND drawn.place > ?",
-            (fewest,),
-        )
+    if fewest is None:
+        return
+    # Rows that name none are limited as the others, and set no limit: one such row left one of each agent to train.
+    work.database.execute(
+        "UPDATE rows SET fate = 'not-drawn' FROM (SELECT n, row_number() OVER"
+        f" (PARTITION BY {column} ORDER BY hash64, n) AS place FROM rows WHERE fate = 'train') AS drawn"
+        " WHERE rows.n = drawn.n AND drawn.place > ?",
+        (fewest,),
+    )

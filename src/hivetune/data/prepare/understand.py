@@ -40,12 +40,15 @@ from hivetune.records import Example, Message, Progress, silent
 
 # By these a file is understood: enough that a column which is often empty has a value, and read in a tenth of a second.
 SAMPLE_ROWS, SAMPLE_BYTES = 400, 4 << 20
+# A suggestion tries mappings one after the other, each on all of these.
 SUGGESTED_FROM_ROWS = 30
 SHOWN_PATHS = 6
 PREVIEW_CHARS, LOOKED_AT_CHARS = 70, 2000  # of a text that are shown, and that are searched for secrets
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 UNKNOWN_SHARE = 0.5  # of the sampled rows; above it a mapping is suggested
-DIFFERENT_SHARE = 0.1  # of the rows: equal prompts with different answers above it refuse a table
+# Of the rows: equal prompts with different answers above it refuse a table, since a column that is not read must tell
+# them apart. Below it people answered twice.
+DIFFERENT_SHARE = 0.1
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 _MIN_WORDS, _MIN_WIDE_CHARS = 4, 8  # of a sentence; Chinese and Japanese write without spaces
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
@@ -166,19 +169,18 @@ def _read(raws: Sequence[RawRow], columns: Mapping[str, str]) -> tuple[list[_Sam
 def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
     """Return the columns of a row that have a value, were not read and are no facts about it."""
     form = format_named(layout)
-    read: set[str] = set()
-    if SESSION in row:
-        return []  # the row was made of a file's lines
+    # Rows that were made of a file's lines have the columns of no line.
+    if SESSION in row or not (form or maps_content(columns)):
+        return []
     if maps_content(columns):
         sides = (named for field, column in columns.items() for named in named_in(row, field, column))
         read = {part for side in sides for part in (side, re.split(r"[.\[]", side)[0].strip('"'))}
         read |= {name for name in row if plain_name(name) in kept_beside(columns)}
     elif form is not None:
+        # Of columns that mean the same, the first with a value is read, and the others are not.
         plain = plain_row(row)
         firsts = (next((name for name in names if plain.get(name) not in EMPTY), "") for names in form.one_of)
         read = {*form.reads, *firsts}
-    else:
-        return []
     if WHERE in columns:
         read.add(where_of(columns[WHERE])[0])
     known = {*read, *columns.values(), *OF_ANSWERS, *OWN, *FACTS}
@@ -195,9 +197,9 @@ def _why_refused(rows: Sequence[_Sampled], columns: Mapping[str, str], ignore: S
     """Return why the tables of a file are refused, empty if they are not: with columns that are not read, equal prompts
     have different answers, or one of these columns holds sentences.
     """
+    # A named format says which columns it reads; the names of a table's columns are all that is known of it.
     tables = [row for row in rows if is_table(Conversation(row.layout, ()), columns)]
-    unread = [name for name in dict.fromkeys(name for table in tables for name in table.unread)]
-    unread = [name for name in unread if name not in ignore and plain_name(name) not in ignore]
+    unread = [name for name in _unread(tables) if name not in ignore and plain_name(name) not in ignore]
     if not unread:
         return ""
     answers: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -211,6 +213,10 @@ def _why_refused(rows: Sequence[_Sampled], columns: Mapping[str, str], ignore: S
         return f"equal prompts have different answers, and {_advice(changing, tables[0].row, columns)}"
     sentences = [name for name in unread if _holds_sentences([table.row.get(name) for table in tables])]
     return _advice(sentences, tables[0].row, columns) if sentences else ""
+
+
+def _unread(rows: Sequence[_Sampled]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.unread))
 
 
 def _is_sentence(text: str) -> bool:
@@ -268,7 +274,7 @@ def _formats(rows: Sequence[_Sampled], ignore: Sequence[str], inside: str) -> li
             "read": list(dict.fromkeys(name for sampled in same for name in sampled.row if name not in sampled.unread)),
             "not_read": [
                 _column(name, [sampled.row[name] for sampled in same if name in sampled.unread], name in ignore)
-                for name in dict.fromkeys(name for sampled in same for name in sampled.unread)
+                for name in _unread(same)
             ],
         }
         for layout, same in sorted(by_layout.items(), key=lambda item: -len(item[1]))
@@ -279,15 +285,11 @@ def _column(name: str, values: Sequence[Any], ignored: bool) -> dict[str, Any]:
     """Return what the report says of a column that was not read."""
     texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
     different = set(texts)
+    # Two values, or 1 to 5, look like an outcome. Nothing is decided by it: labels of classes look the same.
     hint = ""
     if len(different) == 2 and all(as_success(value) is not None for value in different):
         hint = f"if it says whether the answer was good: --columns success={name}"
     elif len(different) > 2 and different <= {"1", "2", "3", "4", "5"}:
         hint = f"if it rates the answer: --columns 'where={name} in 4|5'"
-    return {
-        "column": name,
-        "distinct": len(different),
-        "example": _preview(texts[0]),
-        "ignored": ignored,
-        "hint": hint,
-    }
+    example = _preview(texts[0])
+    return {"column": name, "distinct": len(different), "example": example, "ignored": ignored, "hint": hint}
