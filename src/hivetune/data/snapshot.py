@@ -232,7 +232,7 @@ def messages_from(text: str) -> tuple[Message, ...]:
 
 def messages_json(messages: Sequence[Message]) -> str:
     """Return messages as JSON without fields at their default. `messages_from` reads it back."""
-    # A column has millions of them: `to_plain` would take three times as long.
+    # The weight and the calls of most turns are the defaults, which would double the column of short turns.
     return _encode(
         [
             {name: value for name, default in _DEFAULTS if (value := getattr(message, name)) != default}

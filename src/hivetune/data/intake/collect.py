@@ -14,7 +14,7 @@ from hivetune.data.intake.streams import SCHEMES, RedisReader
 from hivetune.data.intake.tables import SqliteReader
 from hivetune.errors import UsageError
 
-# The pause where no source had anything new.
+# The pause where no source had anything new; so long a new row waits at most.
 POLL_S = 0.2
 
 
@@ -61,9 +61,8 @@ def collect(
 ) -> Collected:
     """Store everything that `readers` have in hive.db, with `follow` until `stop` is set.
 
-    `tick` is called after each batch and each round.
-    After `stop` the current batch is still committed. Raise what a reader raises: UsageError, DataRefused,
-    MachineNotFit, DoesNotFit, Busy.
+    `tick` is called after each batch and each round. After `stop` the current batch is still committed. Raise what a
+    reader raises: UsageError, DataRefused, MachineNotFit, DoesNotFit, Busy.
     """
     # One thread reads and writes, so that each batch is durable before its source moves on.
     collected = Collected(readers, {reader.name: Tally() for reader in readers})

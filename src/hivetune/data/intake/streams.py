@@ -21,8 +21,10 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "unix://")
 OPTIONS = ("stream", "field", "map")
 _BATCH_ROWS = 500
-# So long a server that does not answer is asked again.
+# So long a server that does not answer is asked again: one that restarts loads its data first, and a replica takes over
+# only after the timeout of its Cluster.
 PATIENCE_S = 60.0
+# Whether entries were trimmed is asked so often; it takes two more commands.
 CHECK_EVERY_S = 10.0
 SOCKET_TIMEOUT_S, CONNECT_TIMEOUT_S = 10.0, 3.0
 # Other sources wait meanwhile, since one thread reads all: the pauses of a command are 0.05, 0.1 and 0.2 s.

@@ -31,12 +31,12 @@ class SqliteReader(Reader):
         options = parse_options(query, OPTIONS, source, strict=True)
         if "table" not in options:
             raise UsageError(f"{source} names no table", hint="write sqlite:PATH?table=NAME")
-        self._path = os.path.realpath(os.path.expanduser(path))
-        self._table = options["table"]
+        self._path, self._table = os.path.realpath(os.path.expanduser(path)), options["table"]
         super().__init__(f"{self._path}#{self._table}")
-        self._names, self._field = parse_map(options.get("map", "")), options.get("field")
-        self._rows = partial(rows_of_cells, field=self._field, names=self._names)
+        field, names = options.get("field"), parse_map(options.get("map", ""))
+        self._rows = partial(rows_of_cells, field=field, names=names)
         self._column = options.get("cursor")
+        self._named = [name for name in (*names.values(), self._column, field) if name]
         self._cursor = ""  # the column of the position as SQL has it
         self._rowid = ""  # the name of the rowid, if the table has one that no column hides
         self._connection: sqlite3.Connection
@@ -46,8 +46,8 @@ class SqliteReader(Reader):
             hint = "give the path of a SQLite file: sqlite:PATH?table=NAME"
             raise UsageError(f"{spelled(self._path)} does not exist", hint=hint)
         key = f"sqlite:{self.name}#{self._column or 'rowid'}"
-        # The value of the cursor in the last rows that were read, and a hash of these: rows that come late with the
-        # newest value are seen by it, and a rowid that was deleted and is used again.
+        # The value of the cursor in the last rows that were read, and a hash of these, which shows rows that come late
+        # with the newest value, and a rowid that was deleted and is used again.
         value, known = json.loads(read_cursor(database, key) or "[null, null]")
         self._connection = open_to_read(self._path)
         self._connection.text_factory = _decode
@@ -58,6 +58,7 @@ class SqliteReader(Reader):
                 if known == _hash_of_last(page, value):
                     page = [cells for cells in page if cells["#cursor"] != value]
                 elif known is not None and self._column is None:
+                    # Rows at the end were deleted, and others may have their rowids: all is read again.
                     value = known = None
                     continue
                 if not page:
@@ -90,7 +91,7 @@ class SqliteReader(Reader):
             tables_there = ", ".join(sorted(kinds)) or "none"
             raise UsageError(f"{spelled(self._path)} has no table {self._table}", hint=f"its tables: {tables_there}")
         columns = [row["name"] for row in self._query("SELECT name FROM pragma_table_info(?)", self._table)]
-        for column in filter(None, (*self._names.values(), self._column, self._field)):
+        for column in self._named:
             if column not in columns:
                 near = difflib.get_close_matches(column, columns, 1)
                 hint = f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}"

@@ -38,7 +38,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.suggest import Suggestion, suggest
 from hivetune.records import Example, Message, Progress, silent
 
-# By these a file is understood: enough that a column which is often empty has a value, and read in a tenth of a second.
+# By these a file is understood: enough that a column which is mostly empty has a value in some of them.
 SAMPLE_ROWS, SAMPLE_BYTES = 400, 4 << 20
 # A suggestion tries mappings one after the other, each on all of these.
 SUGGESTED_FROM_ROWS = 30
