@@ -1,4 +1,4 @@
-"""Columns that the user names: several of them as one side of a conversation, and what is no text as JSON."""
+"""Columns that the user names: by one mapping line each row is read as `mapped.jsonl` says, or refused with a hint."""
 
 import json
 from pathlib import Path
@@ -14,185 +14,77 @@ from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, UsageError
 
-TICKET = {
-    "title": "Lift",
-    "ticket": "The lift of house 4 stands still.",
-    "category": "lift",
-    "priority": 2,
-    "urgent": True,
-    "parts": ["door", "motor"],
-    "at": {"house": 4, "floor": None},
-}
+CASES = [json.loads(line) for line in Path(__file__).with_name("mapped.jsonl").read_text(encoding="utf-8").splitlines()]
+BOXES = [{"ask": f"Where is box {i}?", "told": f"In room {i}.", "ticket": i} for i in range(5)]
+MAPPED = {"prompt": "ask", "completion": "told"}
+NAMED = [{"prompt": row["ask"], "completion": row["told"]} for row in BOXES]
 
 
-def pair(row: dict[str, Any], **columns: str) -> tuple[str, str]:
-    asked, answered = read_example(RawRow("a:1", json.dumps(row).encode()), columns).example.messages
-    assert (asked.role, answered.role) == ("user", "assistant")
-    return asked.content, answered.content
+def checked(folder: Path, rows: list[Any], **data: Any) -> Any:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return check(DataConfig(path=str(path), near_duplicates=0, **data))
 
 
-def refused(row: dict[str, Any], **columns: str) -> RowRefused:
-    with pytest.raises(RowRefused) as caught:
-        pair(row, **columns)
-    return caught.value
-
-
-def test_several_columns_are_no_answer() -> None:
-    several = refused(TICKET, prompt="ticket", completion="category+priority")
-    assert several.reason == "unknown-layout"
-    assert several.hint.startswith("the row has no column 'category+priority'; ")
-    chosen = "{category: category, priority: priority}"
-    assert pair(TICKET, prompt="ticket", completion=chosen)[1] == '{"category": "lift", "priority": 2}', "JMESPath"
-
-
-def test_several_columns_are_one_question() -> None:
-    asked, answered = pair(TICKET, prompt="title+ticket+parts", completion="category")
-    assert asked == 'title: Lift\nticket: The lift of house 4 stands still.\nparts: ["door", "motor"]'
-    assert answered == "lift"
-    untitled = {**TICKET, "title": ""}
-    assert pair(untitled, prompt="title+ticket", completion="category")[0] == f"ticket: {TICKET['ticket']}"
-
-
-def test_a_column_that_is_really_called_so_goes_first() -> None:
-    row = {"ticket": TICKET["ticket"], "name": "Ada", "team": "lifts", "name+team": "Ada of the lifts"}
-    assert pair(row, prompt="ticket", completion="name+team")[1] == "Ada of the lifts"
-
-
-def test_what_is_no_text_is_an_answer_as_json() -> None:
-    assert pair(TICKET, prompt="ticket", completion="at")[1] == '{"house": 4, "floor": null}'
-    assert pair(TICKET, prompt="ticket", completion="to_string(urgent)")[1] == "true"
-    said = {"said": {"text": "It stands still.", "house": 4}, "category": "lift"}
-    assert json.loads(pair(said, prompt="said", completion="category")[0]) == said["said"]
-    message = refused(TICKET, prompt="ticket", completion="parts")
-    assert message.hint == "completion holds 2 texts: --columns completion=completion[0] learns the first"
-
-
-def test_a_column_that_is_not_there_is_named() -> None:
-    missing = refused(TICKET, prompt="ticket+titel", completion="category")
-    assert (missing.reason, missing.hint) == (
-        "unknown-layout",
-        "the row has no column 'titel'; did you mean 'title'?",
-    )
-    empty = {**TICKET, "category": None, "parts": ""}
-    assert refused(empty, prompt="ticket", completion="category").reason == "empty-turn"
-    assert refused({**TICKET, "title": "", "ticket": ""}, prompt="title+ticket", completion="category").reason == (
-        "empty-turn"
-    )
-
-
-THREAD = {
-    "thread": [
-        {"author": "Ana", "body": "Where is it?"},
-        {"author": "Desk", "body": "In Bonn."},
-        {"author": "Cem", "body": "Thanks."},
-        {"author": "Desk", "body": "Gladly."},
-    ],
-    "state": {"outcome": "Resolved"},
-}
-
-
-def said(row: dict[str, Any], **columns: str) -> list[tuple[str, str]]:
-    example = read_example(RawRow("a:1", json.dumps(row).encode()), columns).example
-    return [(message.role, message.content) for message in example.messages]
-
-
-def test_a_list_of_turns_with_its_fields_and_who_answers() -> None:
-    columns = {"messages": "thread", "role": "author", "text": "body"}
-    assert said(THREAD, **columns, assistant="Desk") == [
-        ("user", "Ana: Where is it?"),
-        ("assistant", "In Bonn."),
-        ("user", "Cem: Thanks."),
-        ("assistant", "Gladly."),
-    ]
-    for more in ({}, {"assistant": "Dask"}):
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_a_row_by_a_mapping(number: int) -> None:
+    case = CASES[number]
+    raw = RawRow("a:1", json.dumps(case["row"]).encode())
+    if "refused" in case:
         with pytest.raises(RowRefused) as refused:
-            said(THREAD, **columns, **more)
-        assert refused.value.reason == "who-answers"
-        assert refused.value.hint.endswith("say who answers, as in --columns assistant=Desk")
-
-
-def test_a_filter_a_constant_and_paths() -> None:
-    columns = {"prompt": "thread[0].body", "completion": "thread[1].body", "where": "state.outcome=resolved"}
-    found = said(THREAD, **columns, system="'Answer in one sentence.'")
-    assert found == [("system", "Answer in one sentence."), ("user", "Where is it?"), ("assistant", "In Bonn.")]
-    with pytest.raises(RowRefused, match="filtered"):
-        said(THREAD, **{**columns, "where": "state.outcome=open"})
+            read_example(raw, case["columns"])
+        assert refused.value.reason == case["refused"]
+        assert refused.value.hint.startswith(case.get("hint", ""))
+        return
+    example = read_example(raw, case["columns"]).example
+    assert [message.content for message in example.messages] == case["said"]
+    for field, value in case.get("facts", {}).items():
+        assert getattr(example, field) == value
+        stored = RawRow("store", raw.payload, stored={field: "1"})  # the user's column goes before the store's, too
+        assert getattr(read_example(stored, case["columns"]).example, field) == value
 
 
 def test_rows_inside_of_records_need_no_other_column(tmp_path: Path) -> None:
     """The place of the rows was ignored where it was named alone, and a place without rows was: the record was read."""
-    path = tmp_path / "records.jsonl"
-    pairs = [{"prompt": f"asked {n}", "completion": f"answered {n}"} for n in range(4)]
-    records = [{"items": pairs[:2]}, {"items": pairs[2:]}, {"items": [], **pairs[0]}]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    records = [{"items": NAMED[:2]}, {"items": NAMED[2:4]}, {"items": [], **NAMED[0]}]
     for columns in ({}, {"prompt": "prompt", "completion": "completion"}):
-        report = check(DataConfig(path=str(path), columns={"rows": "items", **columns})).document
+        report = checked(tmp_path, records, columns={"rows": "items", **columns}).document
         assert (report["usable"], report["rejected"]) == (4, {"unknown-layout": 1})
         assert report["problems"][0]["hint"] == "no rows at 'items', as rows= says"
 
 
-def test_columns_of_the_command_line() -> None:
-    assert parse_columns("prompt=a+b, completion=c[0].d") == {"prompt": "a+b", "completion": "c[0].d"}
-    assert parse_columns("system='One, two.',where=x=y") == {"system": "'One, two.'", "where": "x=y"}
-    with pytest.raises(UsageError, match="not of the form"):
-        parse_columns("prompt")
-    with pytest.raises(UsageError, match="there is no field 'promt'"):
-        check_columns({"promt": "a"})
-
-
 @pytest.mark.parametrize(
-    "name",
-    ["Frage, kurz", "Ann's text", 'Ben\'s "reply"', "it [reply", "a=b", "c:\\d", "two\nlines", "a+b"],
+    "name", ["Frage, kurz", "Ann's text", 'Ben\'s "reply"', "it [reply", "a=b", "c:\\d", "two\nlines", "a+b"]
 )
 def test_any_name_of_a_column_can_be_written(name: str) -> None:
     columns = {"prompt": name, "completion": "thread[0].body", "where": "state=open", "system": "'Don\\'t guess, ask.'"}
     assert parse_columns(write_columns(columns)) == columns
-    assert pair({name: "Where is it?", "told": "In Bonn."}, prompt=name, completion="told") == (
-        "Where is it?",
-        "In Bonn.",
-    )
+    row = {name: "Where is it?", "told": "In Bonn."}
+    example = read_example(RawRow("a:1", json.dumps(row).encode()), {"prompt": name, "completion": "told"}).example
+    assert [message.content for message in example.messages] == ["Where is it?", "In Bonn."]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("prompt", "not of the form"),
+        ("prompt,completion=b", "not of the form"),
         ("prompt=a,completion=b,where=x=1,where=y=2", "where is mapped twice"),
         ("prompt=title,prompt=body,completion=b", "prompt is mapped twice"),
-        ("prompt,completion=b", "not of the form"),
+        ("promt=a", "there is no field 'promt'"),
+        ("prompt=a,completion=b,where=x", "'x' is not a condition"),
+        ("prompt=a,role=b", "messages is not mapped"),
     ],
 )
 def test_what_would_be_dropped_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        parse_columns(text)
+        check_columns(parse_columns(text))
 
 
-@pytest.mark.parametrize(
-    ("field", "own"),
-    [
-        ("session", "session_id"),
-        ("user", "User ID"),
-        ("time", "timestamp"),
-        ("agent", "agent_name"),
-        ("session", "session"),
-    ],
-)
-def test_the_users_column_goes_before_others_of_that_meaning(field: str, own: str) -> None:
-    row = {"prompt": "Where is it?", "completion": "In Bonn.", own: "1", "mine": "2"}
-    columns = {"prompt": "prompt", "completion": "completion", field: "mine"}
-    example = read_example(RawRow("a:1", json.dumps(row).encode()), columns).example
-    assert str(getattr(example, field)).startswith("2")
-    raw = RawRow("store", json.dumps(row).encode(), stored={field: "1"})
-    assert str(getattr(read_example(raw, columns).example, field)).startswith("2")
-
-
-def test_a_mapped_weight_is_obeyed(tmp_path: Path) -> None:
-    """Rows of weight 0 were trained."""
-    path = tmp_path / "rows.jsonl"
-    rows = [{"ask": f"Where is box {i}?", "told": f"In room {i}.", "w": w} for i, w in enumerate((0, "0", 1, 0.5))]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    columns = {"prompt": "ask", "completion": "told", "weight": "w"}
-    report = check(DataConfig(path=str(path), columns=columns, near_duplicates=0)).document
-    assert (report["usable"], report["rejected"]) == (1, {"no-trained-token": 2, "wrong-type": 1})
+def refusal(found: Any) -> DataRefused:
+    with pytest.raises(DataRefused) as refused:
+        found.refuse(0.2)
+    return refused.value
 
 
 @pytest.mark.parametrize(
@@ -204,64 +96,64 @@ def test_a_mapped_weight_is_obeyed(tmp_path: Path) -> None:
     ],
 )
 def test_a_mapping_that_fits_no_row_is_refused(field: str, column: str, hint: str, tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    rows = [{"ask": f"Where is box {i}?", "told": f"In room {i}.", "ticket": i} for i in range(5)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataConfig(path=str(path), columns={"prompt": "ask", "completion": "told", field: column}, near_duplicates=0)
-    with pytest.raises(
-        DataRefused, match=f"no row has the column '{column}', which data.columns names as {field}"
-    ) as no:
-        check(data).refuse(0.2)
-    assert hint in no.value.hint
-    with path.open("a") as file:  # one row that has it, without a value, is enough
-        file.write(json.dumps({**rows[0], column: None}) + "\n")
-    check(data).refuse(0.2)
+    columns = {**MAPPED, field: column}
+    refused = refusal(checked(tmp_path, BOXES, columns=columns))
+    assert str(refused).startswith(f"no row has the column '{column}', which data.columns names as {field}")
+    assert hint in refused.hint
+    # One row that has it, without a value, is enough.
+    checked(tmp_path, [*BOXES, {**BOXES[0], column: None}], columns=columns).refuse(0.2)
 
 
-def test_system_prompts_of_agents_that_no_row_has_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    rows = [{"prompt": f"Where is box {i}?", "completion": f"In room {i}."} for i in range(5)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataConfig(path=str(path), system_prompts={"desk": "You are brief."}, near_duplicates=0)
-    with pytest.raises(DataRefused, match="no row has an agent of") as refused:
-        check(data).refuse(0.2)
-    assert "agent='NAME'" in refused.value.hint
-    check(data.model_copy(update={"columns": {"agent": "'desk'"}})).refuse(0.2)
-    path.write_text("".join(json.dumps({**row, "agent": "help"}) + "\n" for row in rows))
-    with pytest.raises(DataRefused) as refused:
-        check(data).refuse(0.2)
-    assert refused.value.hint == "rows have: help"
+def test_settings_for_what_no_row_tells_are_refused(tmp_path: Path) -> None:
+    prompts = {"desk": "You are brief."}
+    assert "agent='NAME'" in refusal(checked(tmp_path, NAMED, system_prompts=prompts)).hint
+    checked(tmp_path, NAMED, system_prompts=prompts, columns={"agent": "'desk'"}).refuse(0.2)
+    helped = [{**row, "agent": "help"} for row in NAMED]
+    assert refusal(checked(tmp_path, helped, system_prompts=prompts)).hint == "rows have: help"
+    assert refusal(checked(tmp_path, NAMED, balance="category")).hint == "map it: --columns category=COLUMN"
+    checked(tmp_path, [{**row, "category": "boxes"} for row in NAMED], balance="category").refuse(0.2)
 
 
 def test_a_column_that_is_read_as_a_fact_is_not_called_unread(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("ask,told,Ticket\n" + "".join(f"Where is box {n}?,In room {n}.,T{n}\n" for n in range(4)))
-    columns = {"prompt": "ask", "completion": "told"}
-    for named, unread in (({}, ["Ticket"]), ({"session": "Ticket"}, [])):
-        report = check(DataConfig(path=str(path), columns={**columns, **named})).document
-        assert [one["column"] for one in report["understood"][str(path)][0]["not_read"]] == unread
-
-
-def test_a_setting_for_a_fact_that_no_row_tells_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    rows = [{"prompt": f"Where is box {i}?", "completion": f"In room {i}."} for i in range(5)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataConfig(path=str(path), near_duplicates=0, balance="category")
-    fact = "category"
-    with pytest.raises(DataRefused, match=f"no row has the {fact} for data") as refused:
-        check(data).refuse(0.2)
-    assert refused.value.hint == f"map it: --columns {fact}=COLUMN"
-    path.write_text("".join(json.dumps({**row, fact: "2026-11-27"}) + "\n" for row in rows))
-    check(data).refuse(0.2)
+    for named, unread in (({}, ["ticket"]), ({"session": "ticket"}, [])):
+        [kinds] = checked(tmp_path, BOXES, columns={**MAPPED, **named}).document["understood"].values()
+        assert [one["column"] for one in kinds[0]["not_read"]] == unread
 
 
 def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
     """One row with an empty answer was blamed for all that a filter had left out."""
-    path = tmp_path / "rows.jsonl"
-    rows = [
-        {"prompt": f"Where is box {i}?", "completion": f"In room {i}." if i else "", "state": "new"} for i in range(9)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataRefused, match="none of 9 rows is usable, mostly filtered") as refused:
-        check(DataConfig(path=str(path), columns={"where": "state=old"})).refuse(0.2)
-    assert refused.value.hint.endswith(": state is 'new': not read by where=state=old")
+    rows = [{**NAMED[i % 5], "completion": f"In {i}." if i else "", "state": "new"} for i in range(9)]
+    refused = refusal(checked(tmp_path, rows, columns={"where": "state=old"}))
+    assert "none of 9 rows is usable, mostly filtered" in str(refused)
+    assert refused.hint.endswith(": state is 'new': not read by where=state=old")
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (
+            [{"frage": f"Wo ist {n}?", "antwort": f"In {n}."} for n in range(6)],
+            {"prompt": "frage", "completion": "antwort"},
+        ),
+        (
+            [{"subject": f"Lift {n} stands", "resolution": f"Door {n} freed", "id": n} for n in range(6)],
+            {"prompt": "subject", "completion": "resolution"},
+        ),
+        (
+            [{"talk": [{"who": "Ana", "words": f"Where is {n}?"}, {"who": "Ben", "words": "Ah."}]} for n in range(6)],
+            {"messages": "talk", "role": "who", "text": "words", "assistant": "Ben"},
+        ),
+        (
+            [{"items": [{"q": f"Where is {n}{k}?", "a": f"In {n}{k}."} for k in range(2)]} for n in range(3)],
+            {"rows": "items[]", "prompt": "q", "completion": "a"},
+        ),
+    ],
+)
+def test_an_unknown_table_needs_the_one_line_that_is_printed(
+    rows: list[dict[str, Any]], columns: dict[str, str], tmp_path: Path
+) -> None:
+    document = checked(tmp_path, rows).document
+    [[suggested]] = document["unclear"].values()
+    assert (document["usable"], suggested["columns"]) == (0, columns)
+    assert suggested["line"] in document["problems"][0]["hint"]
+    assert not checked(tmp_path, rows, columns=columns).document["rejected"]

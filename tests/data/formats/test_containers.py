@@ -15,42 +15,31 @@ PAIR = {"prompt": "Which river flows through Paris?", "completion": "The Seine."
 OTHER = {"prompt": "Which river flows through Cologne?", "completion": "The Rhine."}
 
 
-def inside(record: dict[str, Any]) -> list[Any] | None:
-    payload = json.dumps(record).encode()
-    rows = rows_inside(payload)
-    return None if rows is None else [json.loads(row) for row in rows]
-
-
-def test_rows_below_a_key() -> None:
-    assert inside({"version": "1", "data": [PAIR, OTHER]}) == [PAIR, OTHER]
-    assert inside({"rows": [{"row_idx": 0, "row": PAIR, "truncated_cells": []}]}) == [PAIR]
-
-
-def test_spans_of_a_batch_with_their_attributes() -> None:
-    span = {"name": "chat", "spanId": "1", "attributes": [{"key": "gen_ai.system", "value": {"stringValue": "openai"}}]}
-    about = {"attributes": [{"key": "service.name", "value": {"stringValue": "shop"}}]}
-    found = inside({"resourceSpans": [{"resource": about, "scopeSpans": [{"scope": {}, "spans": [span, span]}]}]})
-    assert found is not None
-    assert [row["attributes"] for row in found] == [{"service.name": "shop", "gen_ai.system": "openai"}] * 2
-
-
-def test_observations_of_a_trace_know_its_session() -> None:
-    found = inside({"id": "t", "sessionId": "s", "input": "q", "observations": [{"type": "GENERATION", "input": "q"}]})
-    assert found == [{"session_id": "s", "type": "GENERATION", "input": "q"}]
+SPAN = {"name": "chat", "spanId": "1", "attributes": [{"key": "gen_ai.system", "value": {"stringValue": "openai"}}]}
+SHOP = {"attributes": [{"key": "service.name", "value": {"stringValue": "shop"}}]}
+BOTH = {**SPAN, "attributes": {"service.name": "shop", "gen_ai.system": "openai"}}
 
 
 @pytest.mark.parametrize(
-    "record",
+    ("record", "rows"),
     [
-        {"data": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
-        {**PAIR, "data": [{"note": "b"}]},
-        {"messages": [], "data": [PAIR]},
-        {"data": []},
-        {"data": ["question", "answer"]},
+        ({"version": "1", "data": [PAIR, OTHER]}, [PAIR, OTHER]),
+        ({"rows": [{"row_idx": 0, "row": PAIR, "truncated_cells": []}]}, [PAIR]),
+        ({"resourceSpans": [{"resource": SHOP, "scopeSpans": [{"scope": {}, "spans": [SPAN, SPAN]}]}]}, [BOTH, BOTH]),
+        (
+            {"id": "t", "sessionId": "s", "input": "q", "observations": [{"type": "GENERATION", "input": "q"}]},
+            [{"session_id": "s", "type": "GENERATION", "input": "q"}],
+        ),
+        ({"data": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}, None),
+        ({**PAIR, "data": [{"note": "b"}]}, None),
+        ({"messages": [], "data": [PAIR]}, None),
+        ({"data": []}, None),
+        ({"data": ["question", "answer"]}, None),
     ],
 )
-def test_rows_that_are_no_containers(record: dict[str, Any]) -> None:
-    assert inside(record) is None
+def test_rows_inside_of_a_record(record: dict[str, Any], rows: list[Any] | None) -> None:
+    found = rows_inside(json.dumps(record).encode())
+    assert (None if found is None else [json.loads(row) for row in found]) == rows
 
 
 @pytest.mark.parametrize(("indent", "line"), [(None, 1), (1, 12)])

@@ -11,7 +11,7 @@ import json
 import sqlite3
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -21,8 +21,9 @@ import pytest
 
 from hivetune.data import formats
 from hivetune.data.columns import plain_row
+from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.formats import all_formats, formats_with, read_conversation
-from hivetune.data.pieces.format import Format, Store
+from hivetune.data.pieces.format import Format, Log, Store
 from hivetune.data.pieces.values import Row
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.read import read_example
@@ -34,7 +35,7 @@ SAMPLES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".e
 # Who answers in the samples in which people speak.
 ANSWERS = {
     **{"discord.json": "ben", "github-issues.json": "ben", "github-rest.json": "ben", "slack.json": "Ben"},
-    "mail.mbox": "desk@example.org",
+    **{"mail.mbox": "desk@example.org", "mail--threads.mbox": "desk@example.org"},
 }
 EMPTY = (None, (), [], 1.0)
 
@@ -59,23 +60,13 @@ def row_of(raw: Any, columns: dict[str, str]) -> dict[str, Any]:
     except RowRefused as refused:
         return {"line": line, "refused": refused.reason}
     example = asdict(read.example)
-    facts = {key: example[key] for key in ("tools", "session", "time", "success", "feedback", "worse", "lesson")}
+    facts = {
+        key: example[key] for key in ("tools", "session", "user", "time", "success", "feedback", "worse", "lesson")
+    }
     messages = [{key: value for key, value in one.items() if value not in EMPTY} for one in example["messages"]]
     row = {"line": line, "layout": read.layout, "messages": messages, "changed": list(read.changed), **facts}
     kept = {key: value for key, value in row.items() if value not in EMPTY and value != "sft"}
     return dict(json.loads(json.dumps(kept)))
-
-
-@pytest.fixture
-def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package that brings a format; a test chooses which with `bring`."""
-    (tmp_path / "desk_formats.py").write_text(
-        "from hivetune.data.pieces.format import Format\n"
-        "GOOD = Format('our-desk', lambda row: row['posts'][0]['staff'], needs=('posts',))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    yield
-    forget_formats()
 
 
 def forget_formats() -> None:
@@ -83,21 +74,40 @@ def forget_formats() -> None:
         cached.cache_clear()
 
 
-def bring(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [EntryPoint("our-desk", value, "hivetune.formats")]
-    monkeypatch.setattr(formats, "entry_points", lambda group: entries)
+@pytest.fixture
+def own_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a user's formats."""
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path))
+    (tmp_path / "formats").mkdir()
+    forget_formats()
+    yield tmp_path / "formats"
     forget_formats()
 
 
+@pytest.fixture
+def bring(own_formats: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Installs a package that brings a format."""
+    (own_formats / "desk_formats.py").write_text(
+        "from hivetune.data.pieces.format import Format\n"
+        "GOOD = Format('our-desk', lambda row: row['posts'][0]['staff'], needs=('posts',))\n"
+    )
+    monkeypatch.syspath_prepend(own_formats)
+
+    def installed(value: str) -> None:
+        monkeypatch.setattr(formats, "entry_points", lambda group: [EntryPoint("our-desk", value, group)])
+
+    return installed
+
+
 @pytest.mark.parametrize("value", ["desk_formats:NONE", "no_such_module:X", "desk_formats:Format"])
-def test_a_package_with_a_broken_format_is_named(brought: None, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bring(value, monkeypatch)
+def test_a_package_with_a_broken_format_is_named(bring: Callable[[str], None], value: str) -> None:
+    bring(value)
     with pytest.raises(UsageError, match=rf"the format 'our-desk' of another package \({value}\)"):
         all_formats()
 
 
-def test_a_row_that_a_packages_format_fails_on_is_refused(brought: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    bring("desk_formats:GOOD", monkeypatch)
+def test_a_row_that_a_packages_format_fails_on_is_refused(bring: Callable[[str], None]) -> None:
+    bring("desk_formats:GOOD")
     with pytest.raises(RowRefused) as refused:
         read_conversation({"posts": [{"text": "hello"}]})
     assert refused.value.hint == "the format our-desk of another package failed on it: KeyError: 'staff'"
@@ -148,15 +158,8 @@ def test_the_store_of_opencode(tmp_path: Path) -> None:
     ]
 
 
-DESK = """
-[our-desk]
-page = "https://desk.example/api"
-needs = ["desk_ticket", "posts"]
-messages = "posts"
-role = "staff && 'assistant' || 'user'"
-text = "text"
-skip = "internal"
-"""
+PAGE = Path(__file__).parents[3] / "docs" / "formats.md"
+DESK = PAGE.read_text(encoding="utf-8").split("```toml\n")[1].partition("```")[0]
 TICKET = {
     "desk_ticket": 7,
     "posts": [
@@ -167,17 +170,7 @@ TICKET = {
 }
 
 
-@pytest.fixture
-def own_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a user's formats."""
-    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path))
-    (tmp_path / "formats").mkdir()
-    forget_formats()
-    yield tmp_path / "formats"
-    forget_formats()
-
-
-def test_a_users_toml_file_is_a_format(own_formats: Path) -> None:
+def test_the_example_of_the_page_is_a_users_format(own_formats: Path) -> None:
     (own_formats / "desk.toml").write_text(DESK, encoding="utf-8")
     read = read_conversation(TICKET)
     assert read.layout == "our-desk"
@@ -202,14 +195,21 @@ def test_a_wrong_file_of_formats_is_named(change: tuple[str, str], words: str, o
         all_formats()
 
 
-def test_the_example_of_the_page_reads_its_record(own_formats: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text(encoding="utf-8")
-    (own_formats / "desk.toml").write_text(page.split("```toml\n")[1].partition("```")[0], encoding="utf-8")
-    read = read_conversation(TICKET)
-    assert [(message.role, message.content) for message in read.messages] == [
-        ("user", "It hangs."),
-        ("assistant", "Restart it."),
-    ]
+LOGS = [one.name for one in all_formats() if isinstance(one, Log)]
+ROWS = [{"question": f"what is the size of boot {n}?", "answer": f"it is the size {n}"} for n in range(30)]
+ROWS += [{"type": "open_qa", "prompt": f"what is {n}?", "completion": f"it is {n}"} for n in range(3)]
+ROWS += [{"type": "chat", "messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}]
+
+
+@pytest.mark.parametrize(
+    "sample", [one for one in SAMPLES if format_of(one) in LOGS and one.suffix == ".jsonl"], ids=lambda one: one.name
+)
+def test_rows_behind_a_log_in_one_file_are_rows(sample: Path, tmp_path: Path) -> None:
+    """As of files that were joined. A log's reader left out what it does not know, and nobody counted it."""
+    lines = sample.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    path = tmp_path / sample.name
+    path.write_text("\n".join([*lines * (20 // len(lines) + 1), *map(json.dumps, ROWS)]), encoding="utf-8")
+    assert set(map(json.dumps, ROWS)) <= {raw.payload.decode() for raw in plan_inputs(str(path), tmp_path).rows()}
 
 
 def claims_record(one: Format, row: Row) -> bool:
@@ -221,17 +221,9 @@ def claims_record(one: Format, row: Row) -> bool:
 
 def test_no_two_programs_claim_one_record() -> None:
     """So that the order of their names decides nothing."""
-    own = set(tomllib.loads(formats.OWN_FILE.read_text(encoding="utf-8")))
-    shared = own - {
-        "langfuse",
-        "langsmith",
-        "gemini-cli-session",
-        "zendesk",
-        "intercom",
-        "github-issues",
-        "telegram",
-        "discord",
-    }
+    programs = {"langfuse", "langsmith", "gemini-cli-session", "zendesk", "intercom", "github-issues"}
+    programs |= {"telegram", "discord"}
+    shared = set(tomllib.loads(formats.OWN_FILE.read_text(encoding="utf-8"))) - programs
     for sample in (path for path in SAMPLES if path.suffix == ".jsonl"):
         for line in sample.read_text(encoding="utf-8").splitlines():
             try:

@@ -80,32 +80,6 @@ def test_the_days_of_a_channel_that_were_copied_alone(export: Path) -> None:
     assert found[0] == ("1767650000.1", [("user", "Does it build, @U2?"), ("assistant", "Since midnight.")])
 
 
-def mail(name: str, sender: str, subject: str, text: str, **more: str) -> str:
-    lines = [f"From {sender} Mon Jan  5 10:00:00 2026", f"From: {sender}", "To: x@example.org", f"Subject: {subject}"]
-    lines += [
-        f"Message-ID: <{name}@example.org>",
-        *(f"{key.replace('_', '-')}: {value}" for key, value in more.items()),
-    ]
-    return "\n".join([*lines, "", text, ""]) + "\n"
-
-
-def test_mails_of_one_subject_are_one_thread_only_if_they_answer_each_other(tmp_path: Path) -> None:
-    path = tmp_path / "desk.mbox"
-    path.write_text(
-        mail("a", "ana@example.org", "Order", "Where is my lamp?", Date="Mon, 05 Jan 2026 10:00:00 +0000")
-        + mail("b", "cem@example.org", "Order", "May I send it back?", Date="Mon, 05 Jan 2026 11:00:00 +0000")
-        + mail("d", "desk@example.org", "Re: Order", "Yes.", In_Reply_To="<b@example.org>")
-        + mail("c", "desk@example.org", "Re: Order", "In Graz.", References="<a@example.org>")
-        + mail("e", "ana@example.org", "Thanks", "And the shade?")
-        + mail("f", "desk@example.org", "AW: Thanks", "In the box.")
-    )
-    assert [turns for _, turns in said(path, {"assistant": "desk@example.org"})] == [
-        [("user", "Where is my lamp?"), ("assistant", "In Graz.")],
-        [("user", "May I send it back?"), ("assistant", "Yes.")],
-        [("user", "And the shade?"), ("assistant", "In the box.")],
-    ]
-
-
 TURNS = [
     {"chat": 1, "who": "Ann", "body": "Where is it?", "sent": 1, "team": "sales"},
     {"chat": 2, "who": "Cem", "body": "How much?", "sent": 2, "team": "sales"},
