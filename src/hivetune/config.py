@@ -243,7 +243,7 @@ def written_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
-    """Make relative entries of `data.path` relative to the working directory; `folder` is that of the config."""
+    """Make relative entries of `data.path` relative to the working directory instead of `folder`, the config's."""
     data = tree.get("data")
     if not isinstance(data, dict) or not isinstance(data.get("path"), str | list):
         return  # validation reports it

@@ -32,10 +32,9 @@ def database_path() -> Path:
 
 
 def open_database(path: Path | None = None) -> sqlite3.Connection:
-    """Open `hive.db`, and make it where there is none.
+    """Open `hive.db`, and make it where there is none; on a read-only file system it is read-only.
 
-    On a read-only file system it is read-only. On a full disk only this process can use it, so that reading and
-    deleting still work. Raise UsageError if another version of Hivetune wrote it, or if it is damaged.
+    Raise UsageError if another version of Hivetune wrote it, or if it is damaged.
     """
     path = path or database_path()
     if path.exists() and not path.is_file():  # SQLite would wait for the other end of a pipe
@@ -116,11 +115,9 @@ def _check(database: sqlite3.Connection, path: Path) -> None:
 
 
 def _create(path: Path) -> None:
-    """Make a new database with all tables, readable only by its owner; the -wal file copies its mode.
-
-    It gets its name when it is complete. A link puts it there, because no handle of `path` may be closed: that would
-    drop the POSIX locks of this process's other connections (sqlite.org/howtocorrupt.html, 2.2).
-    """
+    """Make a new database with all tables, readable only by its owner; the -wal file copies its mode."""
+    # It gets its name when it is complete. A link puts it there, because no handle of `path` may be closed: that would
+    # drop the POSIX locks of this process's other connections (sqlite.org/howtocorrupt.html, 2.2).
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         temporary = Path(folder, path.name)
         temporary.touch(PRIVATE_FILE)
@@ -164,14 +161,10 @@ def _is_full(error: sqlite3.OperationalError) -> bool:
 
 
 def note_and_free(note: Callable[[], None], free: Callable[[], _T]) -> _T:
-    """Record that something is removed, then free its space, and return the result of `free`.
-
-    A kill between the two leaves unnamed files, never a name without its files. If a full disk has no room for the
-    record, the space is freed first; `free` itself checks whether it may.
-    """
+    """Record that something is removed, then free its space, and return the result of `free`."""
     try:
-        note()
-    except (DoesNotFit, OSError) as error:
+        note()  # first: a kill between the two leaves unnamed files, never a name without its files
+    except (DoesNotFit, OSError) as error:  # a full disk has no room for the record; `free` checks whether it may
         if isinstance(error, OSError) and error.errno not in FULL_DISK:
             raise
         freed = free()

@@ -36,11 +36,8 @@ def memory_sizes(root: Path = _ROOT) -> dict[str, int]:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return the cores of the affinity mask, limited by the CPU quotas of the cgroups that this process is in (a
-    container's, systemd's CPUQuota), rounded down, at least one.
-
-    More threads than that would stand still for most of each period.
-    """
+    """Return the cores of the affinity mask, limited by the CPU quotas of the cgroups that this process is in."""
+    # A container's, systemd's CPUQuota. More threads than that would stand still for most of each period.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in cgroups(root, "cpu"):
         old = [whole_number(folder / f"cpu.cfs_{name}_us") or 0 for name in ("quota", "period")]  # version 1
@@ -64,11 +61,9 @@ def cgroups(root: Path, controller: str) -> list[Path]:
 
 
 def kfd_architectures(root: Path = _ROOT) -> dict[str, str]:
-    """Return PCI slot (domain:bus:device.function) -> gfx name, in the order of KFD's nodes and of torch.
-
-    KFD is the kernel's compute driver. HSA_OVERRIDE_GFX_VERSION acts in the user's half of it (ROCm, libhsakmt,
-    topology.c) and does not change this.
-    """
+    """Return PCI slot (domain:bus:device.function) -> gfx name, in the order of KFD's nodes and of torch."""
+    # KFD is the kernel's compute driver. HSA_OVERRIDE_GFX_VERSION acts in the user's half of it (ROCm, libhsakmt,
+    # topology.c) and does not change this.
     architectures = {}
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     for path in sorted(nodes, key=lambda path: int(path.parent.name) if path.parent.name.isdecimal() else 0):

@@ -25,11 +25,8 @@ def expanded(path: str | Path) -> Path:
 
 
 def real_path(path: str | Path) -> Path:
-    """Return the absolute path with `~` and links resolved.
-
-    Circular links stay as they are, so that opening them raises OSError; Path.resolve would raise RuntimeError before
-    Python 3.13.
-    """
+    """Return the absolute path with `~` and links resolved."""
+    # Circular links stay as they are, so that opening them raises OSError. Before 3.13 Path.resolve raises RuntimeError.
     return Path(os.path.realpath(expanded(path)))
 
 
@@ -54,9 +51,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def pip_install(python: str | None = None) -> str:
-    """Return the beginning of a command that installs packages for this Python, or for another: the `pip` on PATH may
-    be that of another environment, and an environment that uv made has none.
-    """
+    """Return the beginning of a command that installs packages for this Python, or for another."""
+    # The `pip` on PATH may be that of another environment, and an environment that uv made has none.
     pip = shutil.which("pip")
     if python is None and pip is not None and Path(pip).parent == Path(sys.executable).parent:
         return "pip install"

@@ -29,9 +29,9 @@ def make_folder(folder: Path) -> None:
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> int:
     """Open an ordinary file and return its handle. A file that is written becomes private.
 
-    With `links` the file may be a link, for files that the user names. Raise OSError for any other link, a pipe or a
-    device, which could lead to another file or make this process wait for ever.
+    With `links` the file may be a link, for files that the user names. Raise OSError for another link, pipe or device.
     """
+    # A link could lead to another file; opening a pipe waits for its other end, for ever.
     try:
         handle = os.open(path, flags | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
     except OSError as error:
@@ -53,25 +53,20 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> 
 
 
 def read_bounded(path: Path, max_bytes: int, *, links: bool = True) -> bytes:
-    """Return the content of a file of at most `max_bytes`; `links` as in `open_plain`.
-
-    Raise OSError, also for a larger file before it is read, since a sparse file could fill the memory.
-    """
+    """Return the content of a file; `links` as in `open_plain`. Raise OSError, also for more than `max_bytes`."""
     with open(open_plain(path, links=links), "rb") as file:
+        # Before it is read: a sparse file could fill the memory.
         if os.fstat(file.fileno()).st_size > max_bytes:
             raise OSError(errno.EFBIG, f"is larger than {max_bytes >> 10:,} KiB", str(path))
         return file.read(max_bytes)
 
 
 def check_own(folder: Path) -> None:
-    """Raise UsageError if `folder` may have been made by another user, or a link leads out of it.
-
-    A group may write to it, because on most systems each user has a group of its own.
-    """
+    """Raise UsageError if `folder` may have been made by another user, or a link leads out of it."""
     status = folder.stat()
     if status.st_uid not in (os.geteuid(), 0):
         raise UsageError(f"{folder} belongs to user {status.st_uid}", hint="copy it, and use your own copy")
-    if status.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:  # a group may write: on most systems each user has one of its own
         raise UsageError(f"{folder} can be changed by every user", hint=f"chmod -R go-w {folder}")
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):

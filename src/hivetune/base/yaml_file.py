@@ -55,21 +55,20 @@ def _not_yaml(text: bytes | str, where: str, error: Exception) -> UsageError:
 
 
 def _check_events(text: bytes | str) -> None:
-    """Raise ValueError for deep nesting, because libyaml's binding is recursive and would overrun the stack, and for
-    aliases: nine lines of them can stand for 10^9 values.
-    """
+    """Raise ValueError for deep nesting and for aliases."""
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
+        # libyaml's binding is recursive, and deep nesting overruns its stack.
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_YAML_DEPTH:
             raise ValueError(f"it is nested more than {MAX_YAML_DEPTH} levels deep")
-        if isinstance(event, yaml.AliasEvent):
+        if isinstance(event, yaml.AliasEvent):  # nine lines of them can stand for 10^9 values
             raise ValueError(f"it has the alias *{event.anchor}: write the value again")
 
 
 def _refuse_ambiguous(node: yaml.Node, where: str) -> None:
-    """Raise UsageError for a repeated key, of which YAML would silently use the last, and for a number that YAML 1.1
-    reads to the base 8 or 60, and YAML 1.2 does not."""
+    """Raise UsageError for a repeated key, and for a number that two versions of YAML read in two ways."""
+    # YAML 1.1, which PyYAML reads, takes 016 to the base 8 and 1:30 to the base 60.
     if node.tag.endswith((":int", ":float")) and _OTHER_BASE.match(node.value):
         raise UsageError(
             f"{where}:{node.start_mark.line + 1}: {node.value} is another number in YAML 1.1 than in YAML 1.2",
@@ -81,7 +80,7 @@ def _refuse_ambiguous(node: yaml.Node, where: str) -> None:
     for key, child in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(key, yaml.ScalarNode):
             line = key.start_mark.line + 1
-            if key.value in lines:
+            if key.value in lines:  # YAML would use the last one in silence
                 twice = f"{where}:{line}: {key.value!r} is set twice, first in line {lines[key.value]}"
                 raise UsageError(twice, hint="keep one of the two")
             lines[key.value] = line

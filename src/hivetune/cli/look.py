@@ -113,12 +113,13 @@ def _show_log(folder: Path) -> None:
 
 
 def _follow(folder: Path) -> None:
-    """Print a line for each event and each new step until the run has ended. Only new lines are read."""
+    """Print a line for each event and each new step until the run has ended."""
     run, last = WatchedRun(folder), ("", 0)
     run.status()
     seen = run.read.num_events
     while True:
         status = run.status()
+        # Only what was appended is read.
         new, seen = run.read.num_events - seen, run.read.num_events
         present(*(text for _, text in list(run.read.events)[-new:] if new))
         if (status.state, status.step) != last:

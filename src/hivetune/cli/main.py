@@ -145,10 +145,8 @@ def _fail(error: HivetuneError, name: str) -> NoReturn:
 
 
 def _flush() -> None:
-    """Write the rest of the output while an error can still be reported; Python itself would exit with 120.
-
-    Raises OSError.
-    """
+    """Write the rest of the output. Raises OSError."""
+    # While an error can still be reported: at its own end Python would exit with 120.
     if sys.stdout is None:  # the parent process closed it
         return
     try:
@@ -161,7 +159,8 @@ def _flush() -> None:
 
 
 def _close_stdout() -> None:
-    """Let the rest of the output go nowhere, so that Python does not try again at exit."""
+    """Let the rest of the output go nowhere."""
+    # Else Python tries again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -223,7 +222,9 @@ def _unloaded() -> None:
 
 
 class _Signalled(SystemExit):
-    """SIGTERM or SIGHUP. Not a subclass of Exception, so that `except Exception` does not catch it."""
+    """SIGTERM or SIGHUP."""
+
+    # A SystemExit, so that `except Exception` does not catch it.
 
     def __init__(self, number: int):
         super().__init__(128 + number)

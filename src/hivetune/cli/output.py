@@ -60,7 +60,7 @@ def clean(text: str) -> str:
 
 
 def settle_encodings() -> None:
-    """Set the encodings of the standard streams. Characters that an encoding lacks are escaped, such as \\u2502."""
+    """Set the encodings of the standard streams."""
     if sys.stdin is None:  # the parent process closed it
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (open until the process ends)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -69,7 +69,7 @@ def settle_encodings() -> None:
             ascii_alone = codecs.lookup(stream.encoding).name == "ascii"
             stream.reconfigure(
                 encoding="utf-8" if ascii_alone or MODE.json else None,
-                errors="replace" if stream is sys.stdin else "backslashreplace",
+                errors="replace" if stream is sys.stdin else "backslashreplace",  # \u2502 for what it lacks
             )
 
 
@@ -217,7 +217,8 @@ def emit_until_stopped(document: Any) -> None:
 
 
 def as_document(document: Any) -> str:
-    """Return one line of JSON with its `schema`, control characters escaped."""
+    """Return one line of JSON with its `schema`."""
+    # What a terminal would obey is escaped: a document is often printed on one.
     text = json.dumps({"schema": 1, **to_plain(document)}, ensure_ascii=False, allow_nan=False)
     return OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -228,20 +229,20 @@ def error_document(error: HivetuneError) -> dict[str, str]:
 
 @contextlib.contextmanager
 def errors_of_stdout() -> Iterator[None]:
-    """Name standard output in an OSError of the block, which concerns no file that the user named."""
+    """Name standard output in an OSError of the block."""
     try:
         yield
-    except OSError as error:
+    except OSError as error:  # it concerns no file that the user named
         error.filename = "standard output"
         raise
 
 
 def say(text: str = "", style: str = "") -> None:
-    """Print a line on stderr. On a full disk the line is lost and the command continues."""
+    """Print a line on stderr."""
     try:
         console(stderr=True).print(clean(text), markup=False, style=style)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno != errno.ENOSPC:  # on a full disk the line is lost, and the command continues
             raise
 
 

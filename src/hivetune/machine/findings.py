@@ -164,10 +164,7 @@ class Variable:
 
 
 def advised_variables(look: Look, *, keep_set: bool = False) -> tuple[Variable, ...]:
-    """Return the variables that a worker on this machine should have, set or removed.
-
-    With `keep_set` the user's own values stay unless they are known to do harm.
-    """
+    """Return the variables that a worker should have. With `keep_set` the user's own stay unless they do harm."""
     observed = [of_card(look, card) for card in candidate_cards(look)] or [dict(look.observed)]
     chosen: dict[str, Variable] = {}
     for fact in facts("finding"):

@@ -82,9 +82,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The places to read facts from; tests replace the root, folders of packages, variables, NVIDIA cards and
-    permissions.
-    """
+    """The places to read facts from, which tests replace."""
 
     root: Path = Path("/")
     site: Sequence[str] | None = None
@@ -139,11 +137,11 @@ def _distribution(name: str, site: Sequence[str]) -> metadata.Distribution | Non
 
 
 def _torch(found: metadata.Distribution | None) -> dict[str, Any]:
-    """Return torch's version, and what it is built for, from the version's local part (+rocm6.3, +cu128, +cpu), else
-    from the text of torch/version.py, which is not run. `code`: the gfx names of the kernels in its rocBLAS folder."""
+    """Return torch's version, what it is built for, and `code`: the gfx names of the kernels in its rocBLAS folder."""
     if found is None:
         return {"build": "none"}
     folder = Path(str(found.locate_file("torch")))
+    # From the version's local part (+rocm6.3, +cu128, +cpu), else from the text of torch/version.py, which is not run.
     built = dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", system_text(folder / "version.py"), re.M))
     local = found.version.partition("+")[2]
     local_rocm, local_cuda = re.search(r"rocm(\d+(?:\.\d+)*)", local), re.search(r"cu(\d+)(\d)$", local)
@@ -176,9 +174,9 @@ def _of_rocm(
     software: Mapping[str, Any],
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return whether the first two numbers of ROCm's versions agree: of torch's build, of ROCm's packages, of the
-    system's libraries where torch brings none, and of the first ones of LD_LIBRARY_PATH.
-    """
+    """Return whether the first two numbers of all versions of ROCm agree."""
+    # Of torch's build, of ROCm's packages, of the system's libraries where torch brings none (torch 7.11 on a system's
+    # 7.12 was the first user's fault), and of the first ones of LD_LIBRARY_PATH.
     rocm = software.get("rocm") or ""
     versions = {name: found.version for name, found in installed.items() if name.startswith("rocm")}
     # The packages of card families, such as rocm-sdk-libraries-gfx120X-all, lie beside torch.

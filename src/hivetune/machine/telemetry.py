@@ -100,7 +100,8 @@ class KernelLog:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Return the number of out-of-memory kills, of the machine plus our cgroup; only differences mean something."""
+    """Return the number of out-of-memory kills, of the machine plus our cgroup."""
+    # They overlap, so only differences mean something.
     counts = [root / "proc/vmstat"]
     if mine := re.search(r"^0::/?(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE):
         counts.append(root / "sys/fs/cgroup" / mine[1] / "memory.events")

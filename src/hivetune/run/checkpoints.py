@@ -62,10 +62,9 @@ def steps(run: Path) -> list[int]:
 
 
 def commit(run: Path, step: int, files: Files) -> Path:
-    """Write `files` as the checkpoint of `step`, so that it survives a power cut, and return its folder.
+    """Write `files` as the checkpoint of `step`, in place of an earlier one of it, and return its folder.
 
-    It replaces an earlier one of the step. Raise OSError; then the disk has this checkpoint whole or only the earlier
-    ones.
+    Raise OSError; then the disk has this checkpoint whole or only the earlier ones.
     """
     if files.keys() != _FILES:
         raise ValueError(f"a checkpoint has the files {sorted(_FILES)}, not {sorted(files)}")
@@ -84,7 +83,7 @@ def commit(run: Path, step: int, files: Files) -> Path:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-        sync(temporary)
+        sync(temporary)  # bytes before names: a power cut must not leave a name without them
         if target.exists():
             _remove(target)
         os.rename(temporary, target)
@@ -148,11 +147,9 @@ def distrust_after(run: Path, step: int) -> list[int]:
 
 
 def retain(run: Path, *, keep: int = KEEP_NEWEST) -> list[int]:
-    """Remove all but the newest `keep` checkpoints and the best ones that they name, and return the removed steps.
-
-    Only sizes are checked, since this runs after each save: a folder without all its bytes does not count. The best
-    ones of all `keep` stay, because the newest one may turn out to be damaged.
-    """
+    """Remove all but the newest `keep` checkpoints and the best ones that they name, and return the removed steps."""
+    # Only sizes are checked, since this runs after each save: a folder without all its bytes does not count. The best
+    # ones of all `keep` stay, because the newest one may turn out to be damaged.
     kept = [step for step in steps(run) if _looks_whole(folder_of(run, step))][-keep:]
     best = {_best_step(folder_of(run, step)) for step in kept}
     removed = [step for step in steps(run) if kept and step < kept[0] and step not in best]
@@ -174,7 +171,8 @@ def reclaim(run: Path) -> int:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that a half-removed one does not look like a damaged one."""
+    """Remove a checkpoint."""
+    # It is renamed first, so that a half-removed one does not look like a damaged one.
     trash = folder.with_name(f".{folder.name}.old.tmp")
     shutil.rmtree(trash, ignore_errors=True)
     os.rename(folder, trash)

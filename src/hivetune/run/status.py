@@ -116,10 +116,8 @@ class RunTally:
 
 
 def run_status(run: Path, read: Callable[[], RunTally] | None = None) -> RunStatus:
-    """Return the status of the run in a folder. A damaged one has the state "damaged" and `problem` says where.
-
-    `read` returns the sums over its journals, for a caller that has read them. Raises UsageError when `run` is not a
-    run folder.
+    """Return the status of the run in a folder; of a damaged one `problem` says where. `read` returns the sums over
+    its journals, for a caller that has read them. Raises UsageError when `run` is not a run folder.
     """
     if not os.path.lexists(run / RECORD):
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")

@@ -86,7 +86,8 @@ class Documented:
 
 
 def write_demo_data(path: Path, num_rows: int = NUM_ROWS) -> Path:
-    """Write JSONL of about `num_rows` agent interactions, the same on every call with the same Python."""
+    """Write JSONL of about `num_rows` agent interactions."""
+    # By hashes, so that the order is the same on every call with the same Python.
     shuffled = sorted(_interactions(), key=lambda row: hashlib.sha256(row["task"].encode()).digest())
     rows = [row for agent in SYSTEM_PROMPTS for row in [r for r in shuffled if r["agent"] == agent][: num_rows // 3]]
     rows.sort(key=lambda row: hashlib.sha256(row["output"].encode()).digest())
@@ -165,7 +166,8 @@ def _warning(text: str) -> str | None:
 
 
 def _damaged(kind: int, row: dict[str, Any]) -> list[str]:
-    """Return typical faults of real logs: a failure, a repeat, and one of five kinds of broken line."""
+    """Return typical faults of real logs, so that the report has something to report."""
+    # A failure, a repeat, and one of five kinds of broken line.
     failed = {**row, "task": f"{row['task']} (again)", "success": False, "output": "Error: the tool timed out."}
     whole = json.dumps(row, ensure_ascii=False)
     broken = (

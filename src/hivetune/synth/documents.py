@@ -102,9 +102,10 @@ _TABLE = re.compile(r"<(table|pre|ul|ol|dl)\b.*?</\1\s*>", re.DOTALL | re.IGNORE
 
 
 def documents_below(folder: Path) -> Iterator[Path]:
-    """Yield the documents of a folder in the order of their names, hidden folders left out."""
+    """Yield the documents of a folder in the order of their names."""
     for path in sorted(folder.rglob("*")):
         name = path.name.lower().removesuffix(".gz")
+        # Without those of hidden folders, such as .git and .venv.
         if name.endswith(MARKUP_SUFFIXES) and path.is_file() and "/." not in str(path.relative_to(folder.parent)):
             yield path
 

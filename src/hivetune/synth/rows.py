@@ -91,9 +91,10 @@ def make_rows(
 
 
 def _row(category: str, page: DocPage, draft: Draft, rephrase: Rephrase, made_by: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a draft. Its `session` is the page, so that a split keeps a page's questions together."""
+    """Return the row of a draft."""
     turns = (("user", rephrase(draft.question)), ("assistant", draft.answer))
     row: dict[str, Any] = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    # The page is the session, so that a split keeps its questions together.
     row |= {"category": category, "session": f"synth {page.label}"}
     row |= {"checker": {"name": "contains_any", "any": list(draft.right)}} if draft.right else {}
     source = {"page": page.label, "section": draft.section, "file": str(page.path)}
@@ -115,15 +116,12 @@ def _no_rows_error(categories: Sequence["_Category"]) -> DataRefused:
 
 
 class _Category:
-    """The drafts of a pack: one of each page, then a second of each, and so on.
-
-    Of a page comes next the kind that the category lacks most. Pages are read when they are first needed. `skipped`:
-    pages that were not understood, by reason.
-    """
+    """The drafts of a pack: one of each page, which is read then, then a second of each, and so on."""
 
     def __init__(self, pack: Pack, sources: Sequence[DocSource], seed: int):
         self.pack, self.sources, self._seed = pack, sources, seed
         self.asked = 0
+        # Drafts by the reason against them, pages by why they were not understood, rows by kind.
         self.rejected, self.skipped, self.kinds = Counter[str](), Counter[str](), Counter[str]()
         self._drafts = self._all_drafts()
 
@@ -173,6 +171,7 @@ class _Category:
     def _one_of(self, page: DocPage, kinds: Mapping[str, list[Draft]]) -> Iterator[tuple[DocPage, Draft]]:
         left = [kind for kind, some in kinds.items() if some]
         if left:
+            # The one that the category lacks most.
             kind = min(left, key=lambda kind: ((self.kinds[kind] + 1) / KIND_WEIGHTS[kind], kind))
             yield page, kinds[kind].pop()
 

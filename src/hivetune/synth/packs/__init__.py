@@ -144,10 +144,7 @@ class Library:
                     yield DocSource("manual", f"{name}({section})", path)
 
     def find_documents(self, pattern: str) -> Iterator[DocSource]:
-        """Find a folder or file; a relative one is looked for below usr/share/doc. It may have wildcards.
-
-        A file whose name is not UTF-8 is left out: no row could cite it.
-        """
+        """Find a folder or file; a relative one is looked for below usr/share/doc. It may have wildcards."""
         path = expanded(pattern)
         if path.exists():
             paths = [path]
@@ -158,11 +155,12 @@ class Library:
         for found in paths:
             for file in documents_below(found) if found.is_dir() else [found]:
                 below = str(file.relative_to(found.parent))
-                if below.isprintable():
+                if below.isprintable():  # no row could cite a name that is not UTF-8
                     yield DocSource("document", below, file)
 
     def find_help(self, command: str) -> Iterator[DocSource]:
-        """Find a command for its help. Only what the user named with --run-help is run."""
+        """Find a command for its help."""
+        # Only what the user named with --run-help is run.
         program = shutil.which(command.split()[0])
         if program is not None and {command, command.split()[0]} & {*self.help_of}:
             yield DocSource("help", command, Path(program))
