@@ -26,7 +26,7 @@ def expanded(path: str | Path) -> Path:
 
 def real_path(path: str | Path) -> Path:
     """Return the absolute path with `~` and links resolved."""
-    # Circular links stay as they are, so that opening them raises OSError. Before 3.13 Path.resolve raises RuntimeError.
+    # Circular links stay as they are, so that opening them raises OSError; Path.resolve raised RuntimeError until 3.13.
     return Path(os.path.realpath(expanded(path)))
 
 
