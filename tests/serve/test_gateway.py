@@ -3,13 +3,14 @@
 import json
 import socket
 import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import APIStatusError, NotFoundError, OpenAI
 from serve.hive import Running, add_release, gateway, stored, wait_until
-from serve.storm import counts, storm, truth_of
+from serve.storm import storm, truth_of
 
 pytestmark = pytest.mark.slow
 
@@ -76,24 +77,25 @@ def test_what_no_client_sends_ends_nothing(served: Running) -> None:
     assert served.chat("still here")["model"] == "helpdesk@1"
 
 
-def weather(tmp_path: Path, *, requests: int, clients: int, swaps: int, kills: int) -> dict[str, int]:
-    """Run a storm on a gateway that captures: nothing is lost, nothing mislabelled, each answer is stored once."""
+def weather(tmp_path: Path, *, requests: int, clients: int, swaps: int, kills: int) -> Counter[str]:
+    """Run a storm on a gateway that captures: nothing is lost, nothing mislabelled, each answer is stored once. Returns
+    the number of answers by kind and by release."""
     for seed in (1, 2):
         add_release(tmp_path, "helpdesk", seed, champion=seed == 1)
     with gateway(tmp_path / "log", "--capture") as running:
         outcomes = storm(running, tmp_path, requests=requests, clients=clients, swaps=swaps, kills=kills)
-        assert outcomes.lost == []
-        assert outcomes.num == requests
-        wait_until(lambda: running.metric("hivetune_captured_answers") == len(outcomes.answers))
+        assert [outcome for _, outcome in outcomes if outcome.kind == "lost"] == []
+        assert len(outcomes) == requests
+        whole = [(asked, outcome) for asked, outcome in outcomes if outcome.kind == "whole"]
+        wait_until(lambda: running.metric("hivetune_captured_answers") == len(whole))
         ids = {row[0] for row in stored()}
         wait_until(lambda: running.metric("hivetune_swaps") >= swaps // 5)  # the last may still be starting
-        truth = truth_of(running, outcomes)
-        wrong = [(kind, text) for kind, text in outcomes.answers if truth[kind] != text]
-        assert wrong == []
-        assert running.metric('hivetune_answers_total{outcome="broken_stream"') == outcomes.broken
+        truth = truth_of(running, {(outcome.label, asked) for asked, outcome in whole})
+        assert [each for each in whole if truth[each[1].label, each[0]] != each[1].text] == []
+        assert running.metric('hivetune_answers_total{outcome="broken_stream"') == len(outcomes) - len(whole)
         assert running.metric("hivetune_backend_restarts") >= kills
-    assert ids == outcomes.ids
-    return counts(outcomes)
+    assert ids == {outcome.id for _, outcome in whole} and len(ids) == len(whole)
+    return Counter([outcome.kind for _, outcome in outcomes] + [outcome.label for _, outcome in whole])
 
 
 def test_a_storm_loses_nothing_and_mislabels_nothing(own_home: Path, tmp_path: Path) -> None:
