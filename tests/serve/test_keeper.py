@@ -59,19 +59,23 @@ class Stage:
             await asyncio.sleep(0.002)
         raise AssertionError("it did not come about")
 
+    async def look(self, times: int = 20) -> None:
+        for _ in range(times):
+            await self.keeper.look()
+            await asyncio.sleep(0.002)
 
-async def serving(wanted: Wanted) -> Stage:
-    """Return a stage whose keeper serves what is wanted."""
-    stage = Stage()
+
+async def serving(wanted: Wanted, **settings: Any) -> tuple[Stage, Keeper]:
+    """Return a keeper that serves what is wanted, and its stage."""
+    stage = Stage(**settings)
     stage.now = wanted
     await stage.until(lambda: stage.keeper.ready)
-    return stage
+    return stage, stage.keeper
 
 
 @played
 async def test_a_return_during_a_slow_start_takes_effect_at_once() -> None:
-    stage = await serving(wants(1, 1, 2))
-    keeper = stage.keeper
+    stage, keeper = await serving(wants(1, 1, 2))
     stage.gate.clear()
     stage.now = wants(3, 1, 2, 3)
     await stage.until(lambda: len(stage.started) == 2)
@@ -80,30 +84,25 @@ async def test_a_return_during_a_slow_start_takes_effect_at_once() -> None:
     await keeper.look()
     assert keeper.routes.champions == {"a": "a@2"}
     stage.gate.set()  # what was started is not wanted any more: it takes no request
-    for _ in range(20):
-        await keeper.look()
-        await asyncio.sleep(0.002)
+    await stage.look()
     assert keeper.live is not None and keeper.live.deployment == deployment(1, 2) and keeper.swaps == 0
 
 
 @played
 async def test_a_rollback_restarts_nothing() -> None:
     """The one before the champion is loaded; the one before that is wanted then, and is no reason to restart."""
-    stage = await serving(wants(3, 2, 3, before=2))
-    keeper = stage.keeper
+    stage, keeper = await serving(wants(3, 2, 3, before=2))
     stage.now = wants(2, 1, 2, before=1)
     await keeper.look()
     assert keeper.routes.champions == {"a": "a@2"}
-    for _ in range(20):
-        await keeper.look()
+    await stage.look()
     assert len(stage.started) == 1 and keeper.swaps == 0
     assert set(keeper.routes.labels) == {"a@2"}, "what is not wanted is not served, loaded or not"
 
 
 @played
 async def test_the_server_before_answers_until_that_of_another_base_is_ready() -> None:
-    stage = await serving(wants(1, 1))
-    keeper = stage.keeper
+    stage, keeper = await serving(wants(1, 1))
     stage.gate.clear()
     stage.now = Wanted(deployment(2, model="other"), {"a": "a@2"})
     await stage.until(lambda: len(stage.started) == 2)
@@ -118,8 +117,7 @@ async def test_the_server_before_answers_until_that_of_another_base_is_ready() -
 @played
 async def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
     """With little memory its server was ended after a minute, which counted as a failure of its release."""
-    stage = await serving(wants(1, 1))
-    keeper = stage.keeper
+    stage, keeper = await serving(wants(1, 1))
     assert keeper.live is not None
     async with keeper.live.turn("a@1", "s"):
         stage.now = wants(2, 1, 2)
@@ -131,13 +129,13 @@ async def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
 
 @played
 async def test_a_registry_that_cannot_be_read_changes_nothing_and_is_told() -> None:
-    stage = await serving(wants(1, 1))
+    stage, keeper = await serving(wants(1, 1))
     stage.now = sqlite3.OperationalError("disk I/O error")
-    await stage.keeper.look()
-    assert stage.keeper.ready and stage.keeper.problems == ["the registry can't be read: disk I/O error"]
+    await keeper.look()
+    assert keeper.ready and keeper.problems == ["the registry can't be read: disk I/O error"]
     stage.now = wants(1, 1)
-    await stage.keeper.look()
-    assert stage.keeper.problems == []
+    await keeper.look()
+    assert keeper.problems == []
 
 
 @pytest.mark.parametrize("failing", [HivetuneError("no tensors"), sqlite3.OperationalError("no tensors")])
@@ -146,8 +144,7 @@ async def test_what_does_not_start_is_told_and_tried_again_later(failing: Except
     stage = Stage()
     stage.now, stage.failing = wants(1, 1), failing
     await stage.until(lambda: stage.keeper.problems == ["no tensors"])
-    for _ in range(20):
-        await stage.keeper.look()
+    await stage.look()
     assert len(stage.started) == 1 and not stage.keeper.ready
     with pytest.raises(MachineNotFit, match="not loaded"):
         await stage.keeper.server()  # at once, not after two minutes
@@ -155,10 +152,7 @@ async def test_what_does_not_start_is_told_and_tried_again_later(failing: Except
 
 @played
 async def test_a_dead_backend_is_replaced_and_a_silent_one_is_killed() -> None:
-    stage = Stage(hung_s=0.05)
-    keeper = stage.keeper
-    stage.now = wants(1, 1)
-    await stage.until(lambda: keeper.ready)
+    stage, keeper = await serving(wants(1, 1), hung_s=0.05)
     first = await keeper.server()
     stage.gate.clear()
 
@@ -222,14 +216,10 @@ async def test_a_bug_ends_it_and_every_backend_with_it() -> None:
 
 @played
 async def test_a_card_that_is_trained_on_is_given_back_after_the_last_answer_and_the_cpu_answers() -> None:
-    stage = Stage()
-    keeper = stage.keeper
-
     def on(device: str, taken: str = "") -> Wanted:
         return Wanted(replace(deployment(1), device=device), {"a": "a@1"}, taken=taken)
 
-    stage.now = on("cuda:7")
-    await stage.until(lambda: keeper.ready)
+    stage, keeper = await serving(on("cuda:7"))
     card = await keeper.server()
     async with card.turn("a@1", "s"):
         stage.now = on("cpu", taken="cuda:7")
@@ -239,3 +229,31 @@ async def test_a_card_that_is_trained_on_is_given_back_after_the_last_answer_and
     assert stage.ended[0].device == "cuda:7" and keeper.restarts == 0
     stage.now = on("cuda:7")
     await stage.until(lambda: keeper.live is not None and keeper.live.deployment.device == "cuda:7")
+
+
+def second_is_over(keeper: Keeper) -> None:
+    assert keeper.failure is not None
+    keeper.failure = keeper.failure._replace(again_s=0.0)
+
+
+@played
+async def test_a_start_that_can_be_tried_again_in_a_second_is_waited_for() -> None:
+    """A child that died while starting used to give everybody an instant 503."""
+    stage, keeper = await serving(wants(1, 1))
+    stage.failing = HivetuneError("it died while loading")
+    (await keeper.server()).backend.kill()
+    await stage.until(lambda: keeper.failure is not None)
+    assert keeper.routes.champions == {"a": "a@1"}
+    waiting = asyncio.create_task(keeper.server())
+    stage.failing = None
+    second_is_over(keeper)
+    await stage.until(lambda: keeper.ready)
+    assert (await waiting) is keeper.live
+    stage.failing = HivetuneError("it dies each time")
+    (await keeper.server()).backend.kill()
+    for _ in range(4):
+        known = len(stage.started)
+        await stage.until(lambda known=known: len(stage.started) > known and not keeper.starting)  # type: ignore[misc]
+        second_is_over(keeper)
+    with pytest.raises(MachineNotFit, match="it dies each time"):
+        await keeper.server()
