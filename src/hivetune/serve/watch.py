@@ -73,7 +73,9 @@ def evidence(usual: float, answers: int, bad: int) -> float:
 
 def is_raised(usual: float, answers: int, bad: int) -> bool:
     """Return whether the alarm is raised. Only a bad answer can raise it."""
-    return answers >= MIN_ANSWERS and evidence(usual, answers, bad) >= 1 / FALSE_ALARMS
+    # At a rate up to the usual one each of the averaged likelihoods is at most 1, so that nothing need be computed.
+    is_worse = answers >= MIN_ANSWERS and bad > usual * answers
+    return is_worse and evidence(usual, answers, bad) >= 1 / FALSE_ALARMS
 
 
 def usual_rate(answers: int, bad: int) -> float:
