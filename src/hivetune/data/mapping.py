@@ -70,8 +70,9 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
             asked = field == "prompt" and isinstance(value, dict) and value.keys().isdisjoint(_OF_TURN_OBJECTS)
             mapped[_FIRST_NAMES.get(field, field)] = json.dumps(value, ensure_ascii=False) if asked else value
     used = {part for field, column in sides.items() for part in named_in(row, field, column)}
-    for name in _kept(tuple(row), tuple(sides)) if maps_content(columns) else row:
-        if name not in used:
+    kept = kept_beside(tuple(sides)) if maps_content(columns) else None
+    for name in row:
+        if name not in used and (kept is None or plain_name(name) in kept):
             mapped.setdefault(name, row[name])
     if "weight" in sides and not (is_learned := as_success(mapped.get("weight", 1))):
         if is_learned is None:
@@ -106,14 +107,8 @@ def turn_table(columns: Mapping[str, str]) -> Log:
     return Log("turns", lambda head: False, lambda lines: table_rows("turns", lines, read))
 
 
-@lru_cache(512)
-def _kept(names: tuple[str, ...], fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns that are read beside those of mapped fields."""
-    kept = kept_beside(fields)
-    return tuple(name for name in names if plain_name(name) in kept)
-
-
-def kept_beside(fields: Sequence[str] | Mapping[str, str]) -> frozenset[str]:
+@lru_cache(16)
+def kept_beside(fields: tuple[str, ...]) -> frozenset[str]:
     """Return the names that are read beside mapped fields: facts, and the side of a pair that was not mapped."""
     kept = {*FACTS, *OWN, *SYSTEM, *TOOLS, *REASONING}
     if "messages" not in fields and "text" not in fields:
@@ -170,11 +165,10 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
         plain["content"] = value_of(turn, columns["text"])
     if "role" not in columns and ASSISTANT not in columns:
         return plain
-    names = [key for key in ROLE_KEYS if key in plain]
-    speaker = value_of(turn, columns["role"]) if "role" in columns else plain[names[0]] if names else None
+    speaker = value_of(turn, columns["role"]) if "role" in columns else one_of(plain, *ROLE_KEYS)
     is_role = ASSISTANT not in columns and _plain(speaker) in ROLES
     who = {"role": _plain(speaker)} if is_role else {"speaker": str(speaker)}
-    return {**{key: value for key, value in plain.items() if key not in names}, **who}
+    return {**{key: value for key, value in plain.items() if key not in ROLE_KEYS}, **who}
 
 
 def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
@@ -288,9 +282,8 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def write_columns(columns: Mapping[str, str]) -> str:
-    """Return the value of `--columns` that `parse_columns` reads as these columns, unless the name of a column begins
-    or ends with a blank, or holds what a field of a mapping looks like (`, a=`).
-    """
+    """Return the value of `--columns` that `parse_columns` reads as these columns."""
+    # Not those with a name that begins or ends with a blank, or looks like another field (`, a=`).
     return ",".join(f"{field}={column}" for field, column in columns.items())
 
 

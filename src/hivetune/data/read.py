@@ -178,11 +178,10 @@ def is_table(conversation: Conversation, columns: Mapping[str, str]) -> bool:
 
 
 def _without_strays(conversation: Conversation) -> Conversation:
-    """Return the conversation without byte order marks, which were pasted with files, and without the NUL that a
-    program printed: in a tool's result it is read as U+FFFD, as all that is not a text.
-    """
+    """Return the conversation without byte order marks, and with U+FFFD for NUL in the results of tools."""
     messages = []
     for message in conversation.messages:
+        # Marks were pasted with files. A program may print bytes, and what is no text is read as U+FFFD everywhere.
         nul = "\ufffd" if message.role == "tool" else "\0"
         messages.append(replace(message, content=message.content.replace(_MARK, "").replace("\0", nul)))
     has_nul = any("\0" in message.content for message in conversation.messages if message.role == "tool")
@@ -191,13 +190,11 @@ def _without_strays(conversation: Conversation) -> Conversation:
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:
-    """Return the row with its judgement on the last turn of the answer only. A rating of two answers belongs to the
-    worse one.
-    """
+    """Return the row with its judgement on the last turn of the answer only."""
     is_disliked = example.feedback is not None and example.feedback < 0
     last = only_last_answer(example.messages)
     if two is not None:
-        feedback = None if is_disliked else example.feedback
+        feedback = None if is_disliked else example.feedback  # a bad rating belongs to the worse answer
         return replace(example, lesson=two.lesson, worse=two.worse, success=None, feedback=feedback, messages=last)
     if example.success is False or is_disliked:
         return replace(example, lesson="failure", messages=last)

@@ -43,13 +43,12 @@ _SEARCHES = ("web_search", "web_fetch")
 
 
 def read_chatgpt(row: Row) -> Conversation | None:
-    """Return the kept branch of a tree of messages. Other programs write a `mapping` too; ChatGPT's messages have an
-    author.
-    """
+    """Return the kept branch of a tree of messages."""
     if not isinstance(row["mapping"], dict):
         return None
     nodes = {str(key): node for key, node in row["mapping"].items() if isinstance(node, dict)}
     messages = {key: one_of(node, "message") for key, node in nodes.items()}
+    # Other programs write a `mapping` too; ChatGPT's messages have an author.
     if not any(one_of(message, "author") for message in messages.values()):
         return None
     parents = {key: node.get("parent") for key, node in nodes.items()}
@@ -82,15 +81,13 @@ def _branch(nodes: Mapping[str, Any], parents: Mapping[str, Any], leaf: str) -> 
 
 
 def _chat(name: str, turns: Iterable[Any], read: Callable[[Any], list[Message]], others: int) -> Conversation:
-    """Return the conversation of an exported chat; `others` is the number of answers on branches that were given up.
-
-    Of an answer of which a part is not learned only the words are kept: which calls have their results nobody can tell.
-    """
+    """Return the conversation of an exported chat; `others` is the number of answers on branches that were given up."""
     turns_read, cut = read_turns(turns, read, to_media=True)
     messages: list[Message] = []
     for is_answer, turn in itertools.groupby(turns_read, lambda message: message.role in ("assistant", "tool")):
         parts = list(turn)
         if is_answer and not all(part.weight for part in parts):
+            # Which of its calls have their results nobody can tell: the words are kept, and not learned.
             words = [part for part in parts if part.role == "assistant" and part.content.strip()]
             parts = [replace(part, weight=0, tool_calls=()) for part in words]
             if not parts:
@@ -151,8 +148,6 @@ def _chatgpt_turn(message: Any) -> list[Message]:
 
 def _text(content: Mapping[str, Any]) -> str:
     parts = content.get("parts")
-    if parts is None and isinstance(content.get("text"), str):
-        parts = [content["text"]]
     if spoken := [part for part in listed(parts) if one_of(part, "content_type") == _SPOKEN]:
         parts = [str(part.get("text", "")) for part in spoken]
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):

@@ -71,7 +71,7 @@ def _line(number: int, event: Row) -> _Line:
 
 def _attached(event: Row) -> Row | None:
     """Return the user's turn that an attachment is: an order that was typed while the model answered, or the text of a
-    file. Others are notes of the program.
+    file. None for others, which are notes of the program.
     """
     attached = event.get("attachment") if event.get("type") == "attachment" else None
     if one_of(attached, "type") == "queued_command" and (order := one_of(attached, "prompt")):
@@ -113,6 +113,7 @@ def _rows(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     lines = _lines_of(session)
     for line in lines.values():
         above = lines.get(line.parent or "")
+        # The page that a command of the user's own stands for follows as a note; a command of the program has none.
         if above is not None and line.event.get("isMeta") is True and (text := _command_arguments(above)):
             above.is_note, above.message = False, {"role": "user", "content": text}
         sidechains = [one is not None and one.event.get("isSidechain") is True for one in (above, line)]
@@ -144,9 +145,7 @@ def _trees(parents: Mapping[str, str | None]) -> list[list[str]]:
 
 
 def _command_arguments(line: _Line) -> str:
-    """Return what the user wrote after the name of a command. The page that a command of their own stands for follows
-    as a note; a command of the program has none.
-    """
+    """Return what the user wrote after the name of a command."""
     text = _text(line.message).lstrip()
     arguments = text.partition("<command-args>")[2].partition("</command-args>")[0]
     return arguments.strip() if text.startswith("<command-") else ""
@@ -174,9 +173,7 @@ def _row(lines: Mapping[str, _Line], tree: list[str], spoken: list[str]) -> Plac
 
 
 def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
-    """Return turns in order; blocks of one answer together, even where a result was written between two of them. An
-    answer that the user stopped, or whose call they refused, has no weight.
-    """
+    """Return turns in order. An answer that the user stopped, or whose call they refused, has no weight."""
     turns: list[dict[str, Any]] = []
     answers: dict[str | None, dict[str, Any]] = {}
     last: dict[str, Any] | None = None  # of the model
@@ -184,6 +181,7 @@ def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
         content = line.message.get("content")
         blocks = list(content) if isinstance(content, list) else [{"type": "text", "text": str(content or "")}]
         if line.role == "assistant":
+            # The blocks of one answer are one turn, even where a result was written between two of them.
             last = answers.get(line.answer_id) if line.answer_id else None
             if last is None:
                 last = answers[line.answer_id] = {"role": "assistant", "content": blocks}

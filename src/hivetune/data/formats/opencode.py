@@ -46,7 +46,8 @@ def read(row: Row) -> Conversation | None:
         if one_of(info, "error"):
             changes.append("other-branches")
         elif one_of(info, "summary") is True or any(part.get("type") == "compaction" for part in parts):
-            changes.append("program-notes")  # what was said before, summed up; it stands in the export as it was
+            # What was said before, summed up. It stands in the export as it was.
+            changes.append("program-notes")
         elif one_of(info, "role") == "user":
             texts = [part for part in parts if part.get("type") == "text" and not part.get("ignored")]
             if any(part.get("type") == "file" and not part.get("synthetic") for part in parts) and not texts:

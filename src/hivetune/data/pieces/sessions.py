@@ -115,12 +115,10 @@ class TableTurn(NamedTuple):
 
 
 class Threads:
-    """The turns of many conversations that stand mixed in a file.
-
-    They wait in a temporary file, because the threads of a mailbox or of a channel are as large as these.
-    """
+    """The turns of many conversations that stand mixed in a file."""
 
     def __init__(self) -> None:
+        # A temporary file: the threads of a mailbox or of a channel are as large as these.
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
@@ -183,8 +181,8 @@ def read_session(row: Row) -> Conversation:
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
-    """Return turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. The
-    name of a speaker stays before what they say where several ask. Raise RowRefused: who-answers.
+    """Return turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. Raise
+    RowRefused: who-answers.
     """
     said = [str(turn["speaker"]) for turn in turns if isinstance(turn, dict) and "speaker" in turn]
     if not said:
@@ -197,6 +195,7 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     for turn in turns:
         if isinstance(turn, dict) and "speaker" in turn:
             speaker, rest = str(turn["speaker"]), {key: value for key, value in turn.items() if key != "speaker"}
+            # Where several ask, an answer may depend on whom it is for.
             if speaker != assistant and len(speakers) > 2 and isinstance(rest.get("content"), str):
                 rest["content"] = f"{speaker}: {rest['content']}"
             turn = {"role": "assistant" if speaker == assistant else "user", **rest}
@@ -211,9 +210,8 @@ def likely_answers(speakers: Sequence[str]) -> str:
 
 
 def is_lone_thought(message: Message, *, silent: bool) -> bool:
-    """Return whether a turn holds a thought alone: the session ends there, or the user stopped it. `silent`: its
-    program may hide what was thought, so that nothing is there.
-    """
+    """Return whether a turn holds a thought alone. `silent`: its program may hide thoughts, so that none is there."""
+    # The session ends there, or the user stopped it.
     has_content = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
     return not has_content and (silent or bool(message.reasoning))
 

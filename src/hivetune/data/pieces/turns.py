@@ -47,14 +47,13 @@ _BETWEEN = "\n\n"  # turns of one role that become one
 
 
 def read_call(call: Any) -> Mapping[str, Any]:
-    """Return a tool call in OpenAI's form, with its arguments as an object: templates write them as JSON, and would
-    quote a string twice. Raise RowRefused("bad-tool-call").
-    """
+    """Return a tool call in OpenAI's form, with its arguments as an object. Raise RowRefused("bad-tool-call")."""
     custom = one_of(call, "custom")
     function = custom or one_of(call, "function", "functionCall", "function_call") or call
     name = one_of(function, "name")
     if not isinstance(function, dict) or not isinstance(name, str) or not name:
         raise RowRefused("bad-tool-call")
+    # Templates write arguments as JSON, and would quote a string of JSON twice.
     arguments = parsed(one_of(function, "arguments", "args", "input", "parameters"))
     if custom or one_of(call, "type") == "custom_tool_call":  # a tool that takes plain text
         arguments = {"input": str(one_of(function, "input") or "")}
@@ -177,7 +176,7 @@ def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
 
 
 def _listed_parts(content: Any) -> list[Any]:
-    """Return what a content holds. Raise RowRefused("wrong-type")."""
+    """Return what a content holds: texts and parts. Raise RowRefused("wrong-type")."""
     if isinstance(content, str) or (isinstance(content, dict) and ("type" in content or "text" in content)):
         return [content]
     if all_texts(content):
@@ -274,8 +273,7 @@ def read_turns(
     turns: Iterable[Any], read: Callable[[Any], list[Message]] = read_turn, *, to_media: bool = False
 ) -> tuple[list[Message], tuple[str, ...]]:
     """Return every turn, and reasons of severity warn. `to_media`: the conversation ends before a turn with an image, a
-    file or a tool that the log does not hold, if something is learned before it: what follows rests on what nobody can
-    read. Raise RowRefused.
+    file or a tool that the log does not hold, if something is learned before it. Raise RowRefused.
     """
     messages: list[Message] = []
     after_item = False
@@ -288,7 +286,7 @@ def read_turns(
             learned = to_media and any(message.role == "assistant" and message.weight for message in messages)
             if refused.reason not in (NOT_HELD, "unsupported-content") or not learned:
                 raise
-            return messages, ("ends-before-media",)
+            return messages, ("ends-before-media",)  # what follows rests on what nobody can read
         if (item or after_item) and messages and found and _belongs(messages[-1], found[0]):
             found = [_joined(messages.pop(), found[0], _BETWEEN), *found[1:]]  # one answer, item by item
         messages += found
@@ -372,18 +370,16 @@ def conversation_of(
 
 
 def _belongs(first: Message, second: Message) -> bool:
-    """Return whether two turns are parts of one. A call and a text after it are not: the result is missing between
-    them.
-    """
+    """Return whether two turns are parts of one."""
     if first.role != second.role or first.role == "tool" or first.weight != second.weight or first.name != second.name:
         return False
+    # Between a call and a text the result is missing; calls that were made at once stand together.
     return not first.tool_calls or (bool(second.tool_calls) and not second.content.strip())
 
 
 def without_padding(conversation: Conversation) -> Conversation:
-    """Return the conversation with calls whose arguments are null only where their tool allows it: a column of Arrow
-    has every key that any of its rows has.
-    """
+    """Return the conversation with calls whose arguments are null only where their tool allows it."""
+    # A column of Arrow has every key that any of its rows has, so that calls of one tool have the arguments of all.
     functions = [tool["function"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
     schemas = {function["name"]: function.get("parameters") for function in functions if "name" in function}
     if not schemas:

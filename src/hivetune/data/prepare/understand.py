@@ -175,7 +175,7 @@ def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
     if maps_content(columns):
         sides = (named for field, column in columns.items() for named in named_in(row, field, column))
         read = {part for side in sides for part in (side, re.split(r"[.\[]", side)[0].strip('"'))}
-        read |= {name for name in row if plain_name(name) in kept_beside(columns)}
+        read |= {name for name in row if plain_name(name) in kept_beside(tuple(columns))}
     elif form is not None:
         # Of columns that mean the same, the first with a value is read, and the others are not.
         plain = plain_row(row)
