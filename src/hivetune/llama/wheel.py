@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 import threading
 
 # Of an argument, the attribute of the package's parameters.
@@ -44,7 +45,10 @@ def main() -> None:
     kwargs = {name: json.dumps(value) for name, value in given.chat_template_kwargs.items()}
     parameters.default_template_kwargs = kwargs
     parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 1.0) for path in given.lora]
-    server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
+    try:
+        server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
+    except RuntimeError as error:  # llama.cpp has logged why, and the end of that is shown
+        sys.exit(f"xllamacpp: {error}")
     threading.Event().wait()
     del server
 
