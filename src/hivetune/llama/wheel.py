@@ -5,7 +5,9 @@ import json
 import os
 import sys
 import threading
+import time
 
+_LOGGED_AFTER_S = 0.5
 # Of an argument, the attribute of the package's parameters.
 _NUMBERS = {
     "--parallel": "n_parallel",
@@ -47,7 +49,10 @@ def main() -> None:
     parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 1.0) for path in given.lora]
     try:
         server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
-    except RuntimeError as error:  # llama.cpp has logged why, and the end of that is shown
+    except RuntimeError as error:
+        # llama.cpp says why in a thread of its own, which a process that ends at once ends before it wrote: on busy
+        # cores 3 of 240 logs were empty.
+        time.sleep(_LOGGED_AFTER_S)
         sys.exit(f"xllamacpp: {error}")
     threading.Event().wait()
     del server
