@@ -120,6 +120,24 @@ def test_a_column_that_is_read_as_a_fact_is_not_called_unread(tmp_path: Path) ->
         assert [one["column"] for one in kinds[0]["not_read"]] == unread
 
 
+def test_a_column_is_read_or_not_read_and_never_both(tmp_path: Path) -> None:
+    """Where some rows have no value, the column was called both."""
+    rows = [{**BOXES[n % len(BOXES)], "stars": str(n) if n % 2 else ""} for n in range(10)]
+    [[kind]] = checked(tmp_path, rows, columns=MAPPED).document["understood"].values()
+    assert "stars" in [one["column"] for one in kind["not_read"]] and "stars" not in kind["read"]
+
+
+def test_a_named_format_needs_who_answers_and_no_mapping(tmp_path: Path) -> None:
+    talk = [
+        {"type": "message", "from": who, "text": f"{who} {n}", "date": "1"} for n in range(4) for who in ("Ana", "Ben")
+    ]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"name": "Desk", "type": "personal_chat", "id": 1, "messages": talk}))
+    document = check(DataConfig(path=str(path))).document
+    assert (list(document["rejected"]), document["unclear"]) == (["who-answers"], {})
+    assert document["problems"][0]["hint"].endswith("--columns assistant=Ben")
+
+
 def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
     """One row with an empty answer was blamed for all that a filter had left out."""
     rows = [{**NAMED[i % 5], "completion": f"In {i}." if i else "", "state": "new"} for i in range(9)]
@@ -142,6 +160,25 @@ def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
         (
             [{"talk": [{"who": "Ana", "words": f"Where is {n}?"}, {"who": "Ben", "words": "Ah."}]} for n in range(6)],
             {"messages": "talk", "role": "who", "text": "words", "assistant": "Ben"},
+        ),
+        (
+            [
+                {
+                    "talk": [
+                        {"who": w, "at": f"17000{n}0{k}", "text": ["a", {"text": "b"}] if k == 1 else f"{w} {n}"}
+                        for k, w in enumerate("ABAB")
+                    ]
+                }
+                for n in range(6)
+            ],
+            {"messages": "talk", "role": "who", "text": "text", "assistant": "B"},
+        ),
+        (
+            [
+                {"history": [{"role": "user", "content": f"Where is {n}?"}, {"role": "assistant", "content": "Ah."}]}
+                for n in range(6)
+            ],
+            {"messages": "history"},
         ),
         (
             [{"items": [{"q": f"Where is {n}{k}?", "a": f"In {n}{k}."} for k in range(2)]} for n in range(3)],

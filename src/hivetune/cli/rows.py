@@ -164,16 +164,19 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
         counts += [(f"{title}: {name}", count, REASONS[name].meaning) for name, count in document[key].items()]
     yield Table("rows count meaning", counts)
     layouts: dict[tuple[str, ...], list[str]] = {}  # a folder of a thousand logs is one line
-    unread: dict[str, Any] = {}
+    unread: dict[tuple[str, str], Any] = {}
     for name, kinds in document["understood"].items():
         for kind in kinds:
             layouts.setdefault((kind["layout"], kind["rows_at"], ", ".join(kind["read"])), []).append(spelled(name))
-            unread |= {column["column"]: column for column in kind["not_read"]}
+            unread |= {(kind["layout"], column["column"]): column for column in kind["not_read"]}
     yield Table("read_as rows_at columns files first_file", [(*how, len(of), of[0]) for how, of in layouts.items()])
     yield Table("not_read=column values=distinct example ignored hint", list(unread.values()))
+    unclear: dict[str, list[str]] = {}
     for name, suggestions in document["unclear"].items():
-        yield f"{spelled(name)}: unknown layout; a possible mapping, to be confirmed with --columns:"
-        yield from map(suggestion_text, suggestions)
+        unclear.setdefault("\n".join(map(suggestion_text, suggestions)), []).append(spelled(name))
+    for mapping, of in unclear.items():
+        more = f" and {len(of) - 1:,} more files" if len(of) > 1 else ""
+        yield f"{of[0]}{more}: unknown layout; a possible mapping, to be confirmed with --columns:\n{mapping}"
     yield facts(figures(document))
     # Changes first: a secret that was in a log has to be revoked, whatever becomes of the row.
     places = [{**place, "source": spelled(place["source"])} for place in document["changes"] + document["problems"]]

@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from hivetune.data.columns import ANSWERS, FACTS, QUESTIONS, SESSION, as_number, as_time, plain_name
-from hivetune.data.formats import read_conversation
+from hivetune.data.formats import SPOKEN, read_conversation
 from hivetune.data.mapping import ASSISTANT, ROWS, map_columns, rows_at, turn_table, value_of, write_columns
 from hivetune.data.pieces.sessions import ASSISTANT as ANSWERS_OF
 from hivetune.data.pieces.sessions import likely_answers
@@ -57,6 +57,7 @@ def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     for path in lists:
         turns = [turns for row in rows if (turns := objects(parsed(value_of(row, path))))]
         if len(turns) >= READ_SHARE * len(rows):
+            yield {"messages": path}  # with the usual names of roles and texts
             yield from ({"messages": path, **columns} for columns in _fields_of_turns(turns))
     for name in (name for name in (rows[0] if rows else ()) if plain_name(name) in {*SESSION, "chat"}):
         talks: dict[str, list[Row]] = {}
@@ -73,12 +74,18 @@ def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
 
 
 def _fields_of_turns(talks: Sequence[Sequence[Row]]) -> Iterator[dict[str, str]]:
-    """Yield the fields of turns: the longest texts, and few speakers, with who answers where no role says it."""
-    columns = _texts([turn for talk in talks for turn in talk])
-    if sum(map(len, talks)) < 2 * len(talks) or len(columns) < 2:
+    """Yield the fields of turns: texts by their usual name, else the longest ones, and few speakers, with who answers
+    where no role says it.
+    """
+    turns = [turn for talk in talks for turn in talk]
+    # Numbers and times are facts, however long they are.
+    columns = {path: values for path, values in _texts(turns).items() if not all(map(_is_note, values))}
+    # Parts of a text are lists, which are no columns here: Telegram's are in a quarter of its messages.
+    named = [name for name in SPOKEN if any(isinstance(turn.get(name), str | list) for turn in turns)]
+    if len(turns) < 2 * len(talks) or len({*columns, *named[:1]}) < 2:
         return
     # What is said is longer than who says it, when, and by which id.
-    text = max(columns, key=lambda path: mean(map(len, columns[path])))
+    text = named[0] if named else max(columns, key=lambda path: mean(map(len, columns[path])))
     for role, values in columns.items():
         roles = {ROLES.get(speaker.lower()) for speaker in values}
         if role != text and 1 < len(set(values)) <= _MAX_SPEAKERS:

@@ -26,7 +26,7 @@ from hivetune.data.pieces.values import Row
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, UsageError
 
-_SPEAKERS, _SPOKEN = ("role", "sender", "speaker", "from"), ("content", "text", "message", "body", "value")
+_SPEAKERS, SPOKEN = ("role", "sender", "speaker", "from"), ("content", "text", "message", "body", "value")
 _MAX_NAMED, _MAX_CHARS = 8, 30
 OWN_FILE = Path(__file__).with_name("formats.toml")
 AnyKind = TypeVar("AnyKind", Format, Batch, Log, Store)
@@ -185,7 +185,7 @@ def read_conversation(row: Row) -> Conversation:
     if "custom_id" in row:
         raise RowRefused("unknown-layout", "half of a batch: join each `body` to its `response`")
     speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), None)
-    spoken = next((name for name in _SPOKEN if isinstance(row.get(name), str | list)), None)
+    spoken = next((name for name in SPOKEN if isinstance(row.get(name), str | list)), None)
     if speaker and spoken:
         raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
     names = ", ".join(str(name)[:_MAX_CHARS] for name in list(named)[:_MAX_NAMED]) or "none"

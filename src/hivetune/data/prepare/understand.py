@@ -160,7 +160,7 @@ def _read(raws: Sequence[RawRow], columns: Mapping[str, str]) -> tuple[list[_Sam
             found, row = read_example(replace(raw, file=None), columns), parse_row(raw.payload)
             rows.append(_Sampled(row, found.layout, found.example.messages, _not_read(row, found.layout, columns)))
         except RowRefused as refused:
-            unknown += refused.reason in ("unknown-layout", "who-answers")
+            unknown += refused.reason == "unknown-layout"
         except RecursionError:
             pass  # the checks report it
     return rows, unknown
@@ -266,19 +266,17 @@ def _formats(rows: Sequence[_Sampled], ignore: Sequence[str], inside: str) -> li
     by_layout: dict[str, list[_Sampled]] = {}
     for row in rows:
         by_layout.setdefault(row.layout, []).append(row)
-    return [
-        {
-            "layout": layout,
-            "rows": len(same),
-            "rows_at": inside,
-            "read": list(dict.fromkeys(name for sampled in same for name in sampled.row if name not in sampled.unread)),
-            "not_read": [
-                _column(name, [sampled.row[name] for sampled in same if name in sampled.unread], name in ignore)
-                for name in _unread(same)
-            ],
+    formats = []
+    for layout, same in sorted(by_layout.items(), key=lambda item: -len(item[1])):
+        not_read = {
+            name: _column(name, [sampled.row[name] for sampled in same if name in sampled.unread], name in ignore)
+            for name in _unread(same)
         }
-        for layout, same in sorted(by_layout.items(), key=lambda item: -len(item[1]))
-    ]
+        # That some rows have no value in it does not make an unread column a read one.
+        read = dict.fromkeys(name for sampled in same for name in sampled.row if name not in not_read)
+        facts = {"layout": layout, "rows": len(same), "rows_at": inside}
+        formats.append({**facts, "read": list(read), "not_read": list(not_read.values())})
+    return formats
 
 
 def _column(name: str, values: Sequence[Any], ignored: bool) -> dict[str, Any]:
