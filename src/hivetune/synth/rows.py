@@ -144,7 +144,7 @@ class _Category:
 
     def _all_drafts(self) -> Iterator[tuple[DocPage, Draft]]:
         facts: dict[str, list[Draft]] = {}
-        for fact in self.pack.facts:
+        for fact in self.pack.fact:
             command = "\n".join(part.partition("\n")[2].strip() for part in fact.answer.split("```")[1::2])
             draft = Draft("fact", fact.question, fact.answer, "", fact.answer, command=command)
             facts.setdefault(fact.source, []).append(draft)

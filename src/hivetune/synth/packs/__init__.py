@@ -12,10 +12,8 @@ from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from hivetune.base.paths import expanded
-from hivetune.config import refusal_text
+from hivetune.base.typed import from_plain
 from hivetune.errors import UsageError
 from hivetune.synth.documents import documents_below, module_files, read_document, read_module
 from hivetune.synth.manual import help_page, name_of, read_manual, run_help
@@ -24,29 +22,27 @@ from hivetune.synth.page import DocPage
 _REFERENCE = re.compile(r"(.+)\(([\w*?\[\]]+)\)")
 
 
-class WrittenFact(BaseModel):
+@dataclass(frozen=True)
+class WrittenFact:
     """A question that a person answered."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    question: str = Field(min_length=1)
-    answer: str = Field(min_length=1)
-    source: str = Field(min_length=1)  # the page that confirms it, as systemctl(1)
+    question: str
+    answer: str
+    source: str  # the page that confirms it, as systemctl(1)
 
 
-class Pack(BaseModel):
-    """A category: its manual pages, documents, Python modules and commands, and the packages to install for it."""
+@dataclass(frozen=True)
+class Pack:
+    """A category. Its fields are the keys of a pack's TOML."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    category: str = Field(min_length=1)
+    category: str
     title: str = ""
-    install: str = ""
-    pages: tuple[str, ...] = ()
+    install: str = ""  # the packages that bring its pages
+    pages: tuple[str, ...] = ()  # of the manual
     documents: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    help: tuple[str, ...] = ()
-    facts: tuple[WrittenFact, ...] = Field(default=(), alias="fact")
+    modules: tuple[str, ...] = ()  # of Python
+    help: tuple[str, ...] = ()  # commands
+    fact: tuple[WrittenFact, ...] = ()
 
 
 def shipped_packs() -> list[Pack]:
@@ -56,15 +52,13 @@ def shipped_packs() -> list[Pack]:
 
 
 def parse_pack(text: str, where: str) -> Pack:
-    """Read a pack. Raises UsageError that names the file, the key and the nearest known one."""
+    """Read a pack. Raises UsageError that names the file and the key."""
     try:
-        pack = Pack.model_validate(tomllib.loads(text))
+        pack = from_plain(Pack, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{where} is not TOML: {error}", hint="see docs/synth.md for an example of a pack") from None
-    except ValidationError as error:
-        keys = [info.alias or name for name, info in Pack.model_fields.items()]
-        told = [f"{where}: {refusal_text(problem, dict.fromkeys(keys, ''))}" for problem in error.errors()]
-        raise UsageError("\n".join(told), hint=f"known keys: {', '.join(keys)}") from None
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}", hint=f"known keys: {', '.join(Pack.__dataclass_fields__)}") from None
     if not (pack.pages or pack.documents or pack.modules or pack.help):
         raise UsageError(f"{where}: the pack names no source", hint="give pages, documents, modules or help")
     return pack
