@@ -19,11 +19,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from hivetune.base.disk import FULL_DISK, write_json
+from hivetune.base.disk import FULL_DISK, read_json, write_json
 from hivetune.base.paths import install_command
 from hivetune.base.private import keep_private
 from hivetune.errors import HivetuneError, MachineNotFit
-from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, read_task
+from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, task_in
 from hivetune.process.sandbox import die_with_parent
 from hivetune.run.folder import OUTCOME
 
@@ -99,22 +99,22 @@ def run_child(module: str, task_file: str, pipe: str | None = None) -> NoReturn:
     """
     guard()
     sys.argv = [module, task_file]  # as of a program: rank 0 starts the others by it (train/worker/ranks.py)
-    envelope = read_task(Path(task_file))
+    document, folder = read_json(Path(task_file)), Path(task_file).resolve().parent
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
     heartbeat = Heartbeat(int(pipe) if pipe else None)
-    if envelope.kind in {kind.__name__ for kind in SAVES_WHEN_STOPPED}:
+    if document["kind"] in {kind.__name__ for kind in SAVES_WHEN_STOPPED}:
         signal.signal(signal.SIGTERM, heartbeat.request_stop)
     heartbeat.beat(Beat.STARTING)
     try:
         main = _main_of(module)
         kinds = get_type_hints(main)["task"]
-        limit_memory(envelope.memory_limit_bytes)
-        result = main(envelope.task(*(get_args(kinds) or (kinds,))), heartbeat)
-        write_json(envelope.folder / OUTCOME, {"schema": 1, "status": "done", "error": None, **result})
+        limit_memory(document["memory_limit_bytes"])
+        result = main(task_in(document, *(get_args(kinds) or (kinds,))), heartbeat)
+        write_json(folder / OUTCOME, {"schema": 1, "status": "done", "error": None, **result})
         code = 0
     except BaseException as error:  # noqa: BLE001 (the last frame of the process reports every error)
-        code = report_failure(envelope.folder, error)
+        code = report_failure(folder, error)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the last lines of the log, on a full disk
             stream.flush()

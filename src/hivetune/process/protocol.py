@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune import errors
-from hivetune.base.disk import FULL_DISK_ERROR, read_json, write_json
+from hivetune.base.disk import FULL_DISK_ERROR, write_json
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.run.checkpoints import CHECKPOINT_EVERY_S
 from hivetune.run.choices import NO_CHOICES, Choices
@@ -163,33 +163,19 @@ ENTRIES: Mapping[type, str] = {
 SAVES_WHEN_STOPPED: frozenset[type] = frozenset({Train})
 
 
-@dataclass(frozen=True)
-class Envelope:
-    """The content of `task.json`: the class and fields of a task, and the folder of its outcome."""
-
-    kind: str
-    folder: Path
-    fields: Mapping[str, Any]
-    memory_limit_bytes: int | None = None
-    schema: int = 1
-
-    def task(self, *kinds: type) -> Any:
-        """Return the task. Raise ValueError if it is of none of these kinds, or a field is missing."""
-        kind = next((kind for kind in kinds if kind.__name__ == self.kind), None)
-        if kind is None:
-            raise ValueError(f"{self.folder / TASK}: a task {self.kind}, not {' or '.join(k.__name__ for k in kinds)}")
-        return from_plain(kind, self.fields)
-
-
 def write_task(task: object, folder: Path, *, memory_limit_bytes: int | None = None) -> Path:
     """Write a task to `folder/task.json`, and return the path."""
-    envelope = Envelope(type(task).__name__, folder.resolve(), to_plain(task), memory_limit_bytes)
-    write_json(folder / TASK, to_plain(envelope))
+    known = {"schema": 1, "kind": type(task).__name__, "memory_limit_bytes": memory_limit_bytes}
+    write_json(folder / TASK, {**known, "fields": to_plain(task)})
     return folder / TASK
 
 
-def read_task(path: Path) -> Envelope:
-    return from_plain(Envelope, read_json(path))
+def task_in(document: Mapping[str, Any], *kinds: type) -> Any:
+    """Return the task of a `task.json`. Raise ValueError if it is of none of these kinds, or a field does not fit."""
+    kind = next((kind for kind in kinds if kind.__name__ == document["kind"]), None)
+    if kind is None:
+        raise ValueError(f"a task {document['kind']}, not {' or '.join(kind.__name__ for kind in kinds)}")
+    return from_plain(kind, document["fields"])
 
 
 @dataclass(frozen=True)
