@@ -67,7 +67,7 @@ def test_a_crash_leaves_the_checkpoint_before_or_the_new_one(
         assert checkpoints.problems_of(checkpoints.folder_of(run, BEST)) == []
         commit_within(run, LAST + 2, content(LAST + 2))
         again = newest_good(run)
-        assert (again.step, again.damaged) == (LAST + 2, ()) and BEST in checkpoints.steps(run)
+        assert (again.step, again.damaged) == (LAST + 2, {}) and BEST in checkpoints.steps(run)
         assert not list((run / "checkpoints").glob(".*"))
         shutil.rmtree(run)
         shutil.copytree(before, run)

@@ -29,23 +29,12 @@ Files = Mapping[str, bytes | memoryview]
 
 
 @dataclass(frozen=True)
-class Damage:
-    """A damaged checkpoint and its problems in words."""
-
-    step: int
-    problems: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"checkpoint {self.step} is damaged: {'; '.join(self.problems)}"
-
-
-@dataclass(frozen=True)
 class Newest:
-    """The newest good checkpoint (None: start at step 0), and the damaged ones that are newer."""
+    """The newest good checkpoint."""
 
-    folder: Path | None
+    folder: Path | None  # None: start at step 0
     step: int
-    damaged: tuple[Damage, ...]
+    damaged: Mapping[int, str]  # the newer ones, newest first: step -> what is wrong, in words
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -123,14 +112,14 @@ def problems_of(folder: Path) -> list[str]:
 
 def newest_good(run: Path, *, at_most: int | None = None) -> Newest:
     """Return the newest intact checkpoint; damaged newer ones are named."""
-    damaged: list[Damage] = []
+    damaged: dict[int, str] = {}
     for step in reversed(steps(run)):
         if at_most is None or step <= at_most:
             problems = problems_of(folder_of(run, step))
             if not problems:
-                return Newest(folder_of(run, step), step, tuple(damaged))
-            damaged.append(Damage(step, tuple(problems)))
-    return Newest(None, 0, tuple(damaged))
+                return Newest(folder_of(run, step), step, damaged)
+            damaged[step] = f"checkpoint {step} is damaged: {'; '.join(problems)}"
+    return Newest(None, 0, damaged)
 
 
 def distrust_after(run: Path, step: int) -> list[int]:

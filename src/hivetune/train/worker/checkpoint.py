@@ -107,9 +107,9 @@ def load(folder: Path, kinds: Sequence[str] = KINDS) -> Checkpoint:
 def load_newest_good(run: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest undamaged state (None: start at step 0), and in words what was passed over."""
     newest = checkpoints.newest_good(run)
-    problems = [str(damage) for damage in newest.damaged]
+    problems = list(newest.damaged.values())
     if newest.damaged:
-        lost = newest.damaged[0].step
+        lost = max(newest.damaged)
         problems.append(
             f"{lost - newest.step} steps are repeated: training continues from step {newest.step} instead of {lost}"
         )
