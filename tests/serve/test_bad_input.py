@@ -29,14 +29,13 @@ def ask(client: httpx2.Client, text: str, **more: Any) -> httpx2.Response:
     return client.post("/v1/chat/completions", json=body(text, **more))
 
 
-def stranger(running: Running, content: dict[str, Any]) -> socket.socket:
-    """Open a connection that has sent a whole request and reads nothing."""
+def stranger(running: Running, raw: bytes, size: int = 0, token: str = "") -> socket.socket:
+    """Open a connection that has sent a request, or its beginning, and reads nothing."""
     host, _, port = running.url.removeprefix("http://").partition(":")
-    found = socket.create_connection((host, int(port)), 10)
-    raw = json.dumps(content).encode()
+    found = socket.create_connection((host, int(port)), 30)
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {running.token}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\n"
+        f"Authorization: Bearer {token or running.token}\r\nContent-Length: {size or len(raw)}\r\n\r\n"
     )
     found.sendall(head.encode() + raw)
     return found
@@ -77,7 +76,7 @@ def test_servers_that_answer_nonsense_or_fail(stubbed: Running) -> None:
 def test_clients_that_vanish_give_their_slots_back(stubbed: Running) -> None:
     before = outcomes(stubbed)
     for content in (body("hang"), body("idle", stream=True)):
-        gone = [stranger(stubbed, content) for _ in range(5)]  # of two slots: three wait
+        gone = [stranger(stubbed, json.dumps(content).encode()) for _ in range(5)]  # of two slots: three wait
         wait_until(lambda: running_requests(stubbed) == 5)
         for connection in gone:
             connection.close()
@@ -90,15 +89,8 @@ def test_clients_that_vanish_give_their_slots_back(stubbed: Running) -> None:
 
 def test_who_sends_on_while_refused_still_reads_why(stubbed: Running) -> None:
     """A connection that is closed with unread bytes is reset, and the client may lose the answer."""
-    host, _, port = stubbed.url.removeprefix("http://").partition(":")
-    for token, status in ((stubbed.token, 413), ("nobody's", 401)):
-        size = 1 << 30 if status == 413 else 6 << 20
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
-            f"Content-Length: {size}\r\n\r\n"
-        )
-        with socket.create_connection((host, int(port)), 30) as sender:
-            sender.sendall(head.encode())
+    for token, size, status in (("", 1 << 30, 413), ("nobody's", 6 << 20, 401)):
+        with stranger(stubbed, b"", size, token) as sender:
             for _ in range(6):
                 sender.sendall(bytes(1 << 20))
             assert sender.recv(12) == f"HTTP/1.1 {status}".encode()

@@ -153,6 +153,14 @@ async def test_bodies_that_json_does_not_say_clearly(stage: Stage) -> None:
         raw = json.dumps(QUESTION)[:-1] + f", {more}}}"
         answer = await stage.client.post(CHAT, content=raw, headers={"Authorization": "Bearer token-a"})
         assert answer.status_code == status, more
+    for raw, words in (
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        ("[" * 20_000, "not JSON"),
+        ("[" * 400_000, "400,000 bytes do not fit into the context of 4,096 tokens"),  # it is not even parsed
+    ):
+        answer = await stage.client.post(CHAT, content=raw, headers={"Authorization": "Bearer token-a"})
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
 ERROR = {"code": 400, "message": "x", "type": "exceed_context_size_error", "n_prompt_tokens": 5000, "n_ctx": 4096}

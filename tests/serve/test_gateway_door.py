@@ -126,19 +126,15 @@ async def test_a_release_that_fails_before_its_first_byte_is_rolled_back(stage: 
     assert label == "helpdesk@2" and "failed" in reason
 
 
-def test_only_the_end_of_a_cancelled_wait_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(told_unless_cancelled)
-        wait = loop.create_future()
-        wait.cancel()
-        loop.call_soon(wait.set_result, None)
-        await asyncio.sleep(0)
-        assert not caplog.text
-        loop.call_soon(int, "no number")
-        await asyncio.sleep(0)
-
-    asyncio.run(scene())
+@on_stage()
+async def test_only_the_end_of_a_cancelled_wait_is_not_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(told_unless_cancelled)
+    wait = loop.create_future()
+    wait.cancel()
+    loop.call_soon(wait.set_result, None)
+    loop.call_soon(int, "no number")
+    await asyncio.sleep(0)
     assert "ValueError" in caplog.text and "InvalidStateError" not in caplog.text
 
 

@@ -4,6 +4,7 @@ with the reason."""
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -103,27 +104,28 @@ def test_restarts_of_the_gateway_begin_no_alarm_anew(own_home: Path) -> None:
     assert len(raised) <= 1
 
 
-def test_as_good_as_before_and_one_thumb_sent_often_withdraw_nothing() -> None:
-    rollbacks = Rollbacks()
-    good, often = (watched(rollbacks) for _ in range(2))
-    for number in range(300):
-        good.answered("a@2", error=number % 100 == 50)
-        often.answered("a@2", error=False)
-        often.complained("a@2", "the same answer")
-    assert often.tallies["a@2"].complaints == 1 and rollbacks.told == []
-
-
-@pytest.mark.parametrize(("kind", "words"), [("error", "answers failed"), ("down", "complained about")])
-def test_errors_and_complaints_roll_back_once_with_the_reason(kind: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("answers", "is_error", "answer_of", "words"),
+    [
+        (300, lambda number: number % 100 == 50, lambda number: "", ""),  # as good as before
+        (300, lambda number: False, lambda number: "the same answer", ""),  # one thumb, sent often
+        (40, lambda number: True, lambda number: "", "answers failed"),
+        (40, lambda number: False, lambda number: f"answer-{number}", "complained about"),
+    ],
+)
+def test_errors_and_complaints_roll_back_once_with_the_reason(
+    answers: int, is_error: Callable[[int], bool], answer_of: Callable[[int], str], words: str
+) -> None:
     rollbacks = Rollbacks()
     watch = watched(rollbacks)
-    for number in range(40):
-        watch.answered("a@2", error=kind == "error")
-        if kind == "down":
-            watch.complained("a@2", f"answer-{number}")
-    assert rollbacks.came.wait(5)
-    ((label, reason),) = rollbacks.told  # once, not forty times
-    assert label == "a@2" and words in reason and "a@1" in reason
+    for number in range(answers):
+        watch.answered("a@2", error=is_error(number))
+        if answer := answer_of(number):
+            watch.complained("a@2", answer)
+    assert rollbacks.came.wait(5 if words else 0) == bool(words)
+    for label, reason in rollbacks.told:
+        assert label == "a@2" and words in reason and "a@1" in reason
+    assert len(rollbacks.told) == bool(words), "once, not forty times"
 
 
 def test_a_rollback_that_the_store_refuses_is_asked_for_again() -> None:

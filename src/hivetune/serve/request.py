@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from hivetune.serve.fields import CHAT_FIELDS, TEXT_FIELDS, Api, checked_fields
 
@@ -185,13 +185,8 @@ class Writer:
         return data(error_body(502, message))
 
 
-class Read(NamedTuple):
-    """What a request says: its checked fields, and the client's names of what has no effect."""
-
-    fields: dict[str, Any]
-    ignored: dict[str, None]
-
-
+# What a request says: its checked fields, and the client's names of what has no effect.
+Read = tuple[dict[str, Any], dict[str, None]]
 # Returns the messages of a captured answer of the same client, itself included; raises NotThere.
 Recall = Callable[[str], list[dict[str, Any]]]
 
@@ -214,7 +209,7 @@ class Dialect:
 
 def _of_openai(path: str, main_field: str, fields: Api) -> Dialect:
     def read(document: Mapping[str, Any], recall: Recall) -> Read:
-        return Read(checked_fields(fields, document), {})
+        return checked_fields(fields, document), {}
 
     return Dialect(path, path, main_field, read, thoughts=False)
 

@@ -105,7 +105,7 @@ def chat_read(given: Given, chat: Mapping[str, Any], turns: Iterable[dict[str, A
     # Which these APIs always tell.
     options = {"stream_options": {"include_usage": True}} if sent.get("stream") else {}
     try:
-        return Read(checked_fields(CHAT_FIELDS, {**sent, **options, "messages": messages}), given.ignored)
+        return checked_fields(CHAT_FIELDS, {**sent, **options, "messages": messages}), given.ignored
     except FieldRefused as error:
         first = re.split(r"[.\[]", error.field)[0]
         # Blocks and turns are counted otherwise there, so of a message only the field's name is told.
