@@ -46,12 +46,17 @@ class Checking:
     failures: int = 0
 
     def succeeds(self, answer: str, checker: Arguments, *, ended: bool, row: Arguments) -> bool:
-        """Return whether an answer succeeds, as `answer_succeeds`. `row` has at least ROW_FIELDS."""
+        """Return whether an answer succeeds. `ended`: the model ended it by itself. `row` has at least ROW_FIELDS.
+
+        Raises UsageError for an unknown checker or wrong arguments, and for a pattern that takes too long: neither may
+        count as the model's failure.
+        """
         asks = checker.get("name") in FROM_CONFIG
         if asks and self.failures >= MAX_FAILURES:
             raise UsageError(f"not checked: the {checker['name']} failed on {self.failures} earlier answers")
         try:
-            return answer_succeeds(answer, checker, ended=ended, row={key: row[key] for key in ROW_FIELDS})
+            passes, told = find_checker(checker), {key: row[key] for key in ROW_FIELDS}
+            return (ended or not checker.get("must_end", False)) and passes(final_answer(answer), told)
         except UsageError:
             self.failures += asks
             raise
@@ -62,16 +67,6 @@ def row_checker(checker: Arguments | None, otherwise: Arguments | None) -> Argum
     if checker is None:
         return otherwise
     return {"name": checker["name"]} if checker.get("name") in FROM_CONFIG else checker
-
-
-def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True, row: Arguments | None = None) -> bool:
-    """Return whether `answer` succeeds. `ended`: the model ended it by itself. `row`: what a function is told.
-
-    Raises UsageError for an unknown checker or wrong arguments, and for a pattern that takes too long: neither may
-    count as the model's failure.
-    """
-    passes = find_checker(checker)
-    return (ended or not checker.get("must_end", False)) and passes(final_answer(answer), row or {})
 
 
 def find_checker(checker: Arguments, where: str = "checker") -> Callable[[str, Arguments], bool]:
@@ -317,12 +312,7 @@ sys.stdout.flush()
 
 
 def function(
-    answer: str,
-    row: Arguments,
-    file: str,
-    function: str = "check",
-    timeout_s: float = TIMEOUT_S,
-    memory_mb: int = MEMORY_BYTES >> 20,
+    answer: str, row: Arguments, file: str, function: str = "check", timeout_s: float = TIMEOUT_S, memory_mb: int = 1024
 ) -> bool:
     """Return what a function of the user's own says: `def check(answer: str, row: dict) -> bool`."""
     path = str(real_path(file))

@@ -63,7 +63,7 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
         identity = hashlib.sha256(side.label.encode()).hexdigest()
         return Artefact(side.label, "endpoint", identity, endpoint=Endpoint(side.name, side.model))
     if side.kind == "base":
-        owner = _needed(run, "base")
+        owner = _named(run, "base")
         return _served(side.label, "base", _base_of(owner, quant), None, (owner.model, None), owner.folder)
     if side.kind == "gguf":
         path = expanded(side.name)
@@ -71,7 +71,7 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
             raise UsageError(f"{path} is not a file", hint="make one: hivetune export RUN --to gguf")
         if not read_header(path).is_adapter:
             return _served(side.label, "gguf", path, None, None, run_of_export(path))
-        owner = _needed(run, f"{path} is an adapter: its base")
+        owner = _named(run, f"{path} is an adapter: its base")
         return _served(side.label, "gguf", _base_of(owner, quant), path, None, owner.folder)
     if side.kind == "release":
         return _release(side.name, quant)
@@ -146,7 +146,7 @@ def _base_of(run: Run, quant: str) -> Path:
     return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant)
 
 
-def _needed(run: Run | None, title: str) -> Run:
+def _named(run: Run | None, title: str) -> Run:
     if run is None:
         raise UsageError(f"{title}: the model is not named", hint="name the run with its base and rows: --run RUN")
     return run

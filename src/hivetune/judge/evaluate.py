@@ -87,7 +87,7 @@ def compare_pair(
     prompts += frozen_prompts(settings, (first, second), None if run is None else run.config.cycle.name)
     answered = _answer(sides, prompts, settings, run, max_timings, progress)
     owner = None if rows else run
-    losses = compared_losses(owner, sides, part_of(progress, before=num_answers(prompts)))
+    losses = compared_losses(owner, sides, progress)
     facts = _facts(owner, settings, f"{build_name() or 'endpoints'}, {quant}")
     if rows:
         facts |= {"rows_from": ", ".join(rows), "rows_refused": refused}
@@ -103,16 +103,6 @@ def _facts(run: Run | None, settings: EvalConfig, answered_by: str) -> dict[str,
         "answered_by": answered_by,
         "settings": settings.model_dump(mode="json"),
     }
-
-
-def num_answers(prompts: Sequence[Prompt]) -> int:
-    """Return how many answers both sides give; a past win may be a held-out row too, and is asked once."""
-    return 2 * len({prompt.key for prompt in prompts})
-
-
-def part_of(progress: Progress, before: int = 0, after: int = 0) -> Progress:
-    """Return a callback that reports a part of a job. `before`, `after`: the items of the other parts."""
-    return lambda count, total: progress(before + count, None if total is None else before + total + after)
 
 
 def timed_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -145,7 +135,7 @@ def _answer(
         def on_answer(answer: Answer) -> None:
             nonlocal new_tokens
             new_tokens += answer.new_tokens or 0
-            progress(sum(key in store.answers for store in stores for key in unique), num_answers(prompts))
+            progress(sum(key in store.answers for store in stores for key in unique), 2 * len(unique))
 
         for side, store in zip(sides, stores, strict=True):
             store.on_answer = on_answer
@@ -198,7 +188,10 @@ def comparison_document(
         "rows": [] if isinstance(losses, str) else list(losses),
         "answers": held_out,
         "frozen": [row for row in answers if row["origin"]],
-        **{name: _summary(side, name, held_out) for name, side in sides.items()},
+        **{
+            name: {"label": s.label, "kind": s.kind, "peak_memory_bytes": s.peak_memory_bytes}
+            for name, s in sides.items()
+        },
         "not_compared": not_compared,
         "problems": problems,
     }
@@ -235,12 +228,6 @@ def _answer_row(
     return row
 
 
-def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    num_answers = sum(answer[name]["answer"] is not None for answer in answers)
-    facts = {"label": side.label, "kind": side.kind, "peak_memory_bytes": side.peak_memory_bytes}
-    return {**facts, "answers": num_answers}
-
-
 # The station `eval`: measurements and verdict in eval.json.
 
 
@@ -262,11 +249,9 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     settings, sides = run.config.eval, (run.config.eval.baseline, str(run.folder))
     unserved: list[str] = []
     if settings.baseline == BASELINE:
+        prompts_of_run(run, settings)  # raises what is wrong with the rows now, and not after the losses
         # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
-        prompts = prompts_of_run(run, settings) + frozen_prompts(settings, sides, run.config.cycle.name)
-        losses = part_of(progress, after=num_answers(prompts))
-        scored(run, run.folder, losses, lambda: unserved.append(_unserved(run, sides)))
-        progress = part_of(progress, before=2 * len(run.snapshot.rows("test")))  # the losses of base and adapter
+        scored(run, run.folder, progress, lambda: unserved.append(_unserved(run, sides)))
     if any(unserved):
         evaluation = _by_loss_alone(run, unserved[0])
     else:
