@@ -18,17 +18,9 @@ from hivetune.base.disk import lock
 from hivetune.base.journal import read_journal
 from hivetune.config import load_config
 from hivetune.cycle import loop as loops
-from hivetune.cycle import stations as run_of_stations
+from hivetune.cycle import stations
 from hivetune.cycle.loop import COOL_S, MAX_SENTENCE_CHARS, RETRY_S, Loop, look, notice, opened, send_notice
-from hivetune.cycle.record import (
-    CycleRow,
-    Domain,
-    begin_cycle,
-    cycles_of,
-    end_cycle,
-    loop_folder,
-    trained_rows,
-)
+from hivetune.cycle.record import CycleRow, Domain, begin_cycle, cycles_of, end_cycle, loop_folder, trained_rows
 from hivetune.cycle.rows import RowsNow
 from hivetune.cycle.stations import Listener, Work, ensure_run
 from hivetune.data.forget import forget
@@ -37,7 +29,7 @@ from hivetune.run.folder import read_resolved
 
 CYCLE = CycleRow("a1", NAME, 10.0, "rows", {"model": "tiny"}, None)
 REFUSAL = "12 of 60 answers failed; at most 5.0% was usual with helpdesk@3"
-Stations = Callable[[Callable[[Work], Any]], None]
+Instead = Callable[[Callable[[Work], Any]], None]
 
 
 def cycle(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -68,9 +60,9 @@ def notices(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def stations(monkeypatch: pytest.MonkeyPatch) -> Stations:
+def instead(monkeypatch: pytest.MonkeyPatch) -> Instead:
     """Return a function that sets what a cycle does instead of its stations."""
-    return lambda instead: monkeypatch.setattr(run_of_stations, "run_cycle", instead)
+    return lambda work: monkeypatch.setattr(stations, "run_cycle", work)
 
 
 @pytest.mark.slow
@@ -130,7 +122,7 @@ def later(loop: Loop, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_pause_fails_nothing(loop: Loop, stations: Stations) -> None:
+def test_a_pause_fails_nothing(loop: Loop, instead: Instead) -> None:
     """Three pauses of an evaluation ended its cycle as failed, and each pause delayed the next try."""
 
     def evaluate(work: Work) -> Any:
@@ -138,7 +130,7 @@ def test_a_pause_fails_nothing(loop: Loop, stations: Stations) -> None:
             (loop_folder(NAME) / "paused").touch()
             work.progress("scoring")(1, 2)
 
-    stations(evaluate)
+    instead(evaluate)
     for _ in range(4):
         assert loop.step().do == "continue"
         assert loop.step().reason == "paused by a person"
@@ -148,16 +140,14 @@ def test_a_pause_fails_nothing(loop: Loop, stations: Stations) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MachineNotFit("no model server")])
-def test_failures_are_tried_again_and_told_once(
-    loop: Loop, stations: Stations, tmp_path: Path, error: Exception
-) -> None:
+def test_failures_are_tried_again_and_told_once(loop: Loop, instead: Instead, tmp_path: Path, error: Exception) -> None:
     """A full disk is waited for; another failure ends the cycle at its third time, and the next one waits a day."""
 
     def train(work: Work) -> Any:
         with work.station("train"):
             raise error
 
-    stations(train)
+    instead(train)
     is_full = isinstance(error, OSError)
     for number in range(3):
         assert loop.step().do == "continue" and loop.failure is not None
@@ -176,23 +166,23 @@ def test_failures_are_tried_again_and_told_once(
 
 @pytest.mark.slow
 def test_settings_and_rows_that_change_while_a_cycle_is_open(
-    loop: Loop, stations: Stations, monkeypatch: pytest.MonkeyPatch
+    loop: Loop, instead: Instead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cycle keeps the settings that it was opened with, and ends when one of its rows was forgotten."""
-    straight = run_of_stations.run_cycle
+    straight = stations.run_cycle
 
     def only_the_run(work: Work) -> Any:
         ensure_run(work)
         raise MachineNotFit("a test")
 
     loop.config = loop.config.model_copy(update={"learning_rate": 0.5})
-    stations(only_the_run)
+    instead(only_the_run)
     assert loop.step().do == "continue"
     (run,) = loop_folder(NAME).glob("*/run")
     assert read_resolved(run)[0].learning_rate == 0.01
     with closing(open_database()) as database:
         forget(database, "session", "s3")
-    stations(straight)
+    instead(straight)
     later(loop, RETRY_S)
     assert loop.step().do == "continue"
     assert loop.step().reason == "59 new groups, no window is set"
@@ -205,11 +195,8 @@ def test_settings_and_rows_that_change_while_a_cycle_is_open(
 @pytest.mark.slow
 def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_home: Path, tmp_path: Path) -> None:
     """A rollback of the name, of a domain of it, and of another name that only begins alike."""
-    promoted = [
-        CYCLE,
-        replace(CYCLE, id="b2", name=f"{NAME}-it", domain=Domain(NAME, "agent", "it")),
-        replace(CYCLE, id="c3", name=f"{NAME}-other"),
-    ]
+    domain = replace(CYCLE, id="b2", name=f"{NAME}-it", domain=Domain(NAME, "agent", "it"))
+    promoted = [CYCLE, domain, replace(CYCLE, id="c3", name=f"{NAME}-other")]
     labels = [add_release(tmp_path, cycle.name, number) for number, cycle in enumerate(promoted, 1)]
     with closing(open_database()) as database:
         for cycle in promoted:
@@ -231,10 +218,6 @@ def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_hom
     assert [entry["words"] for entry in told("problem")] == [said]
 
 
-class Enough(Exception):
-    """An exception that ends a loop."""
-
-
 @pytest.mark.slow
 def test_a_champion_that_is_damaged_is_told_once_and_the_loop_goes_on(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -249,11 +232,11 @@ def test_a_champion_that_is_damaged_is_told_once_and_the_loop_goes_on(
     def look_three_times(loop: Loop, wait_s: float) -> None:
         looks.append(wait_s)
         if len(looks) == 3:
-            raise Enough
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(Loop, "_sleep", look_three_times)
     config = load_config(make_config(tmp_path, notify=teller(tmp_path)))
-    with opened(config, Listener()) as loop, pytest.raises(Enough):
+    with opened(config, Listener()) as loop, pytest.raises(KeyboardInterrupt):
         loop.run()
     assert looks == [60.0] * 3
     (said,) = notices(tmp_path)

@@ -113,7 +113,7 @@ def test_the_budget_of_hours_is_one_of_tokens() -> None:
     assert affordable_tokens(config_of(), rows(1000), 5.0) is None
     assert affordable_tokens(config_of(hours=6.0), rows(1000), 5.0) is None
     assert affordable_tokens(config_of(hours=1.0), rows(1000), 5.0) == 20_000
-    assert affordable_tokens(config_of(hours=0.01), rows(1000), 5.0) is None  # not even ten steps
+    assert affordable_tokens(config_of(hours=0.01), rows(1000), 5.0) == 10 * 16 * 100  # ten steps are the least
     assert affordable_tokens(config_of(hours=1.0), rows(9, split="test"), 5.0) is None  # all rows are held out
 
 

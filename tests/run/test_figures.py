@@ -91,7 +91,8 @@ def make_run(folder: Path, steps: int = 25) -> Path:
     run = folder / "mine-abc"
     run.mkdir(parents=True)
     write_json(run / "run.json", {"schema": 1, "name": "mine", "created": 1_700_000_000.25, "status": "done"})
-    config = parse_config({"model": "smollm2-135m", "data": {"path": "rows.jsonl"}})
+    cycle = {"name": "desk", "notify": ["curl", "https://hooks.example.org/secret"]}
+    config = parse_config({"model": "smollm2-135m", "data": {"path": "rows.jsonl"}, "cycle": cycle})
     write_resolved(run, config, Choices(device="cpu", dtype="float32"))
     with Journal(run / "metrics.jsonl") as metrics:
         for step in range(1, steps + 1):
@@ -126,6 +127,7 @@ def test_settings_and_verdict_are_told(tmp_path: Path) -> None:
     write_json(run / "eval.json", {"schema": 1, "verdict": "deploy", "metrics": metrics})
     figures = figures_of(run)
     assert figures.settings["model"] == "smollm2-135m"
+    assert figures.settings["cycle.name"] == "desk" and "secret" not in str(figures)
     assert figures.outcome == {"status": "done", "verdict": "deploy", "verdict.loss": "+0.125"}
     assert len(figures.points) == 27
 

@@ -174,7 +174,7 @@ def _look(config: RunConfig) -> None:
 
 def look_document(seen: Look) -> dict[str, Any]:
     plain = parts(seen, "do reason again_at champion")
-    rows = parts(seen.rows, "groups hours problem")
+    rows = parts(seen.rows, "groups problem")
     return {**plain, "open": None if seen.open is None else seen.open.id, "rows": rows}
 
 

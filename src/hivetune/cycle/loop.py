@@ -115,8 +115,10 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
             return seen.waits(f"cycle {cycles[-1].id} failed: {cycles[-1].reason}", failed_at + COOL_S)
     if domain is None:
         reason = "asked for by a person" if asked else f"{rows.groups} new groups, {allowed.reason}"
-        if lacks := _lacks(config, rows, 1 if asked else config.cycle.after_rows):
-            return seen.waits(lacks)
+        enough = 1 if asked else config.cycle.after_rows
+        if rows.problem or rows.groups < enough:
+            lacks = f"{rows.groups} of {enough} new groups"
+            return seen.waits(f"the rows can't be used: {rows.problem}" if rows.problem else lacks)
         if rows.snapshot and cycle_id(rows.snapshot, config, champion) in {cycle.id for cycle in ended}:
             return seen.waits("a cycle of these rows, settings and champion is closed already")
     else:
@@ -139,18 +141,6 @@ def _look_at_open(seen: Look, cycle: CycleRow, allowed: Permission, now: float) 
     if allowed.until is not None and allowed.until - now < MIN_WINDOW_S:
         return seen.waits(f"cycle {cycle.id}: what is left of the window is too short")
     return seen.does("continue", f"cycle {cycle.id} is open")
-
-
-def _lacks(config: RunConfig, rows: RowsNow, enough: int) -> str:
-    """Return what a new cycle is waiting for, without a known time, or ""."""
-    if rows.problem:
-        return f"the rows can't be used: {rows.problem}"
-    if rows.groups < enough:
-        return f"{rows.groups} of {enough} new groups"
-    budget = config.cycle.hours
-    if budget is not None and rows.hours is not None and rows.hours > budget:
-        return f"the plan: {rows.hours:.3g} hours of training are above the budget of {budget:g}"
-    return ""
 
 
 def parse_window(text: str) -> tuple[int, int]:

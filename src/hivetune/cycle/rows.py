@@ -47,12 +47,10 @@ SHOWN_SOURCES = 5  # a person looks at the largest first
 @dataclass(frozen=True)
 class RowsNow:
     """All current rows of the config. `groups`: number of groups with new usable rows, and of the champion's rows that
-    were forgotten since the last cycle. `hours`: predicted maximum hours of training, None if unknown. `problem`: why
-    the rows can't be trained. `key`: what they were read from."""
+    were forgotten since the last cycle. `problem`: why the rows can't be trained. `key`: what they were read from."""
 
     snapshot: Snapshot | None = None
     groups: int = 0
-    hours: float | None = None
     problem: str = ""
     key: tuple[Any, ...] | None = None
 
@@ -71,18 +69,16 @@ def read_rows_now(
             return before
         pool = pool_of(config)
         rows = list(pool.pool())
-        hours, problem = planned(config, rows)
+        _, problem = planned(config, rows)
     except DataRefused as error:
         return RowsNow(problem=error.message, key=key)
     except UsageError as error:
         # Not remembered: what a person mends elsewhere, such as a missing model, is tried at each look.
         return RowsNow(problem=error.message)
-    if affordable_tokens(config, rows, hours) is not None:
-        hours = config.cycle.hours  # the choice of rows keeps to it
     known = known_rows(database, name, champion)
     # A release's own answer is no evidence, so it is no reason to begin either.
     new = {row.tied for row in rows if row.id not in known and row.answered_by is None}
-    return RowsNow(pool, len(new) + forgotten, hours, problem, key)
+    return RowsNow(pool, len(new) + forgotten, problem, key)
 
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
@@ -168,13 +164,13 @@ def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
 
 
 def affordable_tokens(config: RunConfig, rows: Sequence[PoolRow], hours: float | None) -> int | None:
-    """Return how many tokens of rows fit the budget, or None where all fit, or not even a few steps would. `hours`: of
+    """Return how many tokens of rows fit the budget, at least those of a few steps; None where all fit. `hours`: of
     all, as planned."""
     budget, lengths = config.cycle.hours, [row.length for row in rows if row.split == "train"]
     if budget is None or hours is None or hours <= budget or not lengths:
         return None
-    tokens = int(sum(lengths) * budget / hours)
-    return tokens if tokens >= MIN_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
+    few = MIN_STEPS * config.batch_size * sum(lengths) / len(lengths)
+    return int(max(few, sum(lengths) * budget / hours))
 
 
 def planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, str]:

@@ -179,8 +179,7 @@ def _settings(run: Path) -> tuple[list[tuple[str, str]], str]:
         config, choices = read_resolved(run)
     except UsageError as error:
         return [], error.message
-    # The command of `cycle.notify` may hold an address that is a secret.
-    found = flat_settings(config.model_dump(mode="json", exclude={"cycle": {"notify"}}))
+    found = flat_settings(config.model_dump(mode="json"))  # read from a file without `cycle.notify`
     found |= {f"choices.{key}": value for key, value in choices.made().items()}
     return [(key, each if isinstance(each, str) else json.dumps(each)) for key, each in found.items()], ""
 

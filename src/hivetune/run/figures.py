@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,14 +122,14 @@ def report(run: Path, targets: Sequence[str]) -> list[str]:
     return problems
 
 
-def to_mlflow(run: Path, figures: Figures) -> None:
+def to_mlflow(figures: Figures) -> None:
     """Write the MLflow run anew. Its place is $MLFLOW_TRACKING_URI, else SQLite in the home."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each migration of a new SQLite file
     uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
     if uri is None:
         folder = home() / "mlflow"
@@ -139,39 +139,35 @@ def to_mlflow(run: Path, figures: Figures) -> None:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     known = client.get_experiment_by_name(name)
     experiment = client.create_experiment(name, artifacts) if known is None else known.experiment_id
+    # A run can't be emptied, so one that was sent before is replaced.
     for earlier in client.search_runs([experiment], f"tags.`hivetune.run` = '{figures.id}'"):
         client.delete_run(earlier.info.run_id)
     tags = {"hivetune.run": figures.id, **{f"hivetune.{key}": value for key, value in figures.outcome.items()}}
     created_ms = round(figures.created_s * 1000)
     identity = client.create_run(experiment, created_ms, tags, run_name=figures.name).info.run_id
     parameters = [Param(key, str(value)[:_MAX_PARAMETER_CHARS]) for key, value in figures.settings.items()]
-    for some in batched(parameters, _PARAMETERS_A_REQUEST):
-        client.log_batch(identity, params=some)
+    for begin in range(0, len(parameters), _PARAMETERS_A_REQUEST):
+        client.log_batch(identity, params=parameters[begin : begin + _PARAMETERS_A_REQUEST])
     metrics = [
         Metric(key, value, round(point.time_s * 1000), point.step)
         for point in figures.points
         for key, value in point.values.items()
     ]
-    for some in batched(metrics, _POINTS_A_REQUEST):
-        client.log_batch(identity, metrics=some)
+    for begin in range(0, len(metrics), _POINTS_A_REQUEST):
+        client.log_batch(identity, metrics=metrics[begin : begin + _POINTS_A_REQUEST])
     ended = {"done": "FINISHED", "failed": "FAILED"}.get(figures.outcome["status"], "KILLED")
     last_s = figures.points[-1].time_s if figures.points else figures.created_s
     client.set_terminated(identity, ended, end_time=round(last_s * 1000))
 
 
-def batched(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
-    """Yield the items in parts of at most `most`."""
-    for begin in range(0, len(items), most):
-        yield items[begin : begin + most]
-
-
-def to_trackio(run: Path, figures: Figures) -> None:
+def to_trackio(figures: Figures) -> None:
     """Write the trackio run anew, in $TRACKIO_DIR or the home."""
     folder = os.environ.setdefault("TRACKIO_DIR", str(home() / "trackio"))  # read when trackio is imported
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     make_folder(Path(folder))
     from trackio import SQLiteStorage
 
+    # Not by init, log and finish: their points have no time but that of the call, and a write that fails is a warning.
     storage: Any = SQLiteStorage
     storage.delete_run(PROJECT, figures.name, run_id=figures.id)
     storage.bulk_log(
@@ -185,7 +181,7 @@ def to_trackio(run: Path, figures: Figures) -> None:
     )
 
 
-def to_wandb(run: Path, figures: Figures) -> None:
+def to_wandb(figures: Figures) -> None:
     """Write a W&B run for `wandb sync` anew, offline, in $WANDB_DIR or the home."""
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     import wandb
@@ -193,25 +189,12 @@ def to_wandb(run: Path, figures: Figures) -> None:
     folder = Path(os.environ.get("WANDB_DIR") or home() / "wandb")
     make_folder(folder)
     earlier = list((folder / "wandb").glob(f"offline-run-*-{figures.id}"))
-    quiet = wandb.Settings(
-        console="off",
-        silent=True,
-        disable_git=True,
-        disable_code=True,
-        x_disable_stats=True,
-        x_disable_meta=True,
-        x_disable_machine_info=True,
-        x_save_requirements=False,
-    )
-    wandb_run = wandb.init(
-        project=PROJECT,
-        id=figures.id,
-        name=figures.name,
-        config=dict(figures.settings),
-        dir=str(folder),
-        mode="offline",
-        settings=quiet,
-    )
+    # Nothing but the figures leaves the run: no code, no command, no machine, no list of packages.
+    kept_out = ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta", "x_disable_machine_info")
+    quiet = dict.fromkeys(("silent", *kept_out), True) | {"x_save_requirements": False}
+    about = {"project": PROJECT, "id": figures.id, "name": figures.name, "config": dict(figures.settings)}
+    settings = wandb.Settings(console="off", **quiet)
+    wandb_run = wandb.init(dir=str(folder), mode="offline", settings=settings, **about)
     rows: dict[int, dict[str, float]] = {}  # a validation belongs to the row of its step
     for point in figures.points:
         row = rows.setdefault(point.step, {"_timestamp": 0.0})
@@ -220,7 +203,7 @@ def to_wandb(run: Path, figures: Figures) -> None:
         wandb_run.log(row, step=step)
     wandb_run.summary.update(dict(figures.outcome))
     wandb_run.finish(exit_code=1 if figures.outcome["status"] == "failed" else 0)
-    for path in earlier:
+    for path in earlier:  # the new one is whole by now
         shutil.rmtree(path)
 
 
@@ -228,4 +211,4 @@ _TOOLS = {"mlflow": to_mlflow, "trackio": to_trackio, "wandb": to_wandb}
 
 
 if __name__ == "__main__":
-    _TOOLS[sys.argv[2]](Path(sys.argv[1]), figures_of(Path(sys.argv[1])))
+    _TOOLS[sys.argv[2]](figures_of(Path(sys.argv[1])))
