@@ -75,11 +75,13 @@ def test_a_row_that_is_nested_deep_is_counted_and_named(tmp_path: Path) -> None:
 
 
 def test_collect_and_forget(nested: str, tmp_path: Path) -> None:
-    collect_now(nested)
+    log = tmp_path / "log.jsonl"
+    log.write_text(Path(nested).read_text() + "\n")
+    collect_now(str(log))
     assert [json.loads(text)["question"] for text in query("SELECT row FROM interactions ORDER BY rowid")] == QUESTIONS
     assert check(DataConfig(path="store")).document["rows_in"] == 5
     with closing(open_database()) as database:
-        forget(database, "row", f"{nested}:1")
+        forget(database, "row", f"{log}:1")
     again = tmp_path / "again.json"
     again.write_text(Path(nested).read_text())
     report = check(DataConfig(path=str(again))).document

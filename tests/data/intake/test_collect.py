@@ -23,10 +23,8 @@ from hivetune.base.disk import home
 from hivetune.data.columns import as_feedback, as_success, as_time, extract
 from hivetune.data.files.rows import read_rows
 from hivetune.data.intake import collect as collect_module
-from hivetune.data.intake import logs
 from hivetune.data.intake.collect import parse_sources
 from hivetune.data.intake.interactions import Batch, Delivery, commit_batch
-from hivetune.data.intake.logs import FileReader
 from hivetune.data.raw import Source
 from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
@@ -113,75 +111,23 @@ def test_success_and_feedback() -> None:
     assert [as_feedback(value) for value in (True, "👎", "4.5", "up", "x", float("inf"))] == [1, -1, 4.5, 1, None, None]
 
 
-def test_documents_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CSV file, interrupted after its first batch and longer later."""
-    path = tmp_path / "old.csv"
-    path.write_text("prompt,completion\n" + "".join(f"question {n},answer\n" for n in range(10)))
-    monkeypatch.setattr("hivetune.data.intake.logs._BATCH_ROWS", 4)
-    reader = FileReader(str(path))
-    with closing(open_database()) as database:
-        batches = reader.batches(database, False)
-        batch = next(batches)
-        assert batch
-        commit_batch(database, batch)
-        batches.close()
-    assert total(str(path)) == (6, 4, 0, 0)
-    assert total(str(path)) == (0, 0, 0, 0)
-    with open(path, "a") as file:
-        file.write("question 10,answer\ntoo,many,fields\n")
-    assert total(str(path)) == (1, 10, 1, 0)
-    assert query("SELECT source, reason FROM refused") == [(f"{path}:13", "csv-columns")]
-    assert stored_numbers() == list(range(11))
-
-
-@pytest.mark.slow
-def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only logs were, and not even these where the folder held documents alone. A file that goes ended the follower."""
-    monkeypatch.setattr(logs, "SETTLED_S", 0.1)
-    (tmp_path / "0.json").write_text(json.dumps([row(0)]))
+def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path) -> None:
+    """A file that goes ended the follower."""
     stop = threading.Event()
-    readers = parse_sources([str(tmp_path), str(tmp_path / "*.csv")])
-    notes: set[str] = set()
-    options = {
-        "follow": True,
-        "stop": stop,
-        "tick": lambda collected: notes.update(note for reader in collected.readers for note in reader.notes),
-    }
-    follower = threading.Thread(target=collect_module.collect, args=(readers,), kwargs=options)
+    readers = parse_sources([str(tmp_path), str(tmp_path / "*.ndjson")])
+    follower = threading.Thread(target=collect_module.collect, args=(readers,), kwargs={"follow": True, "stop": stop})
     follower.start()
     try:
-        wait_for(lambda: stored_numbers() == [0], "the row that is there")
-        (tmp_path / "0.json").unlink()
-        (tmp_path / "1.csv").write_text("prompt,completion\nquestion 1,answer\n")  # of two patterns
-        (tmp_path / "chat.jsonl").write_text(line(2))
-        (tmp_path / "no.json").write_bytes(b"%PDF-1.4")
+        (tmp_path / "0.jsonl").write_text(line(0))
+        wait_for(lambda: stored_numbers() == [0], "the row of the first log")
+        (tmp_path / "0.jsonl").unlink()
+        (tmp_path / "1.ndjson").write_text(line(1))  # of two patterns
+        (tmp_path / "2.jsonl").write_text(line(2))
         wait_for(lambda: stored_numbers() == [0, 1, 2], "the rows that came")
-        wait_for(lambda: any("no.json is not collected: " in note for note in notes), "a note of what is no document")
-        (tmp_path / "1.csv").write_text("prompt,completion\nquestion 1,answer\nquestion 3,answer\n")
-        wait_for(lambda: stored_numbers() == [0, 1, 2, 3], "the row that a document got")
         assert follower.is_alive()
     finally:
         stop.set()
         follower.join()
-
-
-@pytest.mark.slow
-def test_a_document_that_is_being_written_is_read_once_it_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A row that is half written may look whole."""
-    path = tmp_path / "rows.csv"
-    path.write_text("prompt,completion\nquestion 1,ans")
-    reader = FileReader(str(path))
-    monkeypatch.setattr(logs, "SETTLED_S", 0.5)
-    with closing(open_database()) as database, closing(reader.batches(database, True)) as batches:
-        assert next(batches) is None
-        path.write_text("prompt,completion\nquestion 1,answer\n")
-        assert next(batches) is None
-        batch = next(batch for batch in batches if batch is not None)
-        assert batch and [delivery.row for delivery in batch.deliveries] == [
-            {"prompt": "question 1", "completion": "answer"}
-        ]
 
 
 def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,19 +26,14 @@ class Source(NamedTuple):
     place: str
 
 
-def file_of(path: Path, begin: str, text: Callable[[int], str], broken: str, first: int) -> Source:
-    path.write_text(begin)
+def log_of(path: Path) -> Source:
+    path.touch()
 
     def write(more: str) -> None:
         with open(path, "a", encoding="utf-8") as file:
             file.write(more)
 
-    return Source(
-        str(path),
-        lambda *numbers: write("".join(map(text, numbers))),
-        lambda: write(broken + "\n"),
-        f"{path}:{first}",
-    )
+    return Source(str(path), lambda *numbers: write("".join(map(line, numbers))), lambda: write("{oops\n"), f"{path}:1")
 
 
 def table_of(folder: Path, options: str, *, rowid: str = "") -> Source:
@@ -78,10 +73,7 @@ def stream_of(request: pytest.FixtureRequest) -> Source:
 
 
 SOURCES: dict[str, Callable[[Path, pytest.FixtureRequest], Source]] = {
-    "log": lambda folder, _: file_of(folder / "chat.jsonl", "", line, "{oops", 1),
-    "document": lambda folder, _: file_of(
-        folder / "old.csv", "prompt,completion\n", lambda n: f"question {n},answer\n", "too,many,fields", 2
-    ),
+    "log": lambda folder, _: log_of(folder / "chat.jsonl"),
     "table": lambda folder, _: table_of(folder, "table=chats"),
     "table-by-cursor": lambda folder, _: table_of(folder, "table=chats&cursor=at"),
     "view": lambda folder, _: table_of(folder, "table=good&cursor=at"),
@@ -134,6 +126,8 @@ def test_what_is_no_row_is_kept_aside(source: Source) -> None:
 APP = "sqlite:{folder}/app.db?"
 SLIPS = {
     "{folder}/nothing.jsonl": "does not exist",
+    "{folder}/rows.csv": r"rows\.csv is a complete file, and is not collected",
+    "-": "standard input is not collected",
     "sqlite:/nowhere/app.db?table=x": "does not exist",
     f"{APP}": "names no table",
     f"{APP}table=chat": "has no table chat",

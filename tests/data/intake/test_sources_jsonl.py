@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from collecting import collect_now, line, query, row, stored_numbers, total
+from collecting import collect_now, line, query, stored_numbers, total
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,8 +189,8 @@ def collect_while(log: Path, monkeypatch: pytest.MonkeyPatch, when: int, act: Ca
         return stepping
 
     with monkeypatch.context() as patched:
-        for name in ("_rotations", "_status", "_logs", "blocks_of"):
-            patched.setattr(logs, name, counted(getattr(logs, name)))
+        for owner, name in ((logs, "_rotations"), (logs, "_status"), (logs, "blocks_of"), (FileReader, "_logs")):
+            patched.setattr(owner, name, counted(getattr(owner, name)))
         collect_now(str(log))
     collect_now(str(log))
     return steps
@@ -287,15 +287,15 @@ def test_a_damaged_archive_gives_what_it_has_and_says_so(log: Path, suffix: str)
     assert stored_numbers() == list(range(5000))
 
 
-def test_a_folder_brings_all_its_logs_and_documents(log: Path) -> None:
+def test_a_folder_brings_all_its_logs_and_says_what_is_none(log: Path) -> None:
     append(log, 1)
     append(log.with_name("b.ndjson"), 2)
-    log.with_name("c.json").write_text(json.dumps([row(3), row(4)]))
     log.with_name("d.csv").write_text("prompt,completion\nquestion 5,answer 5\n")
     log.with_name("readme.txt").write_text("no rows")
-    assert total(str(log.parent)) == (5, 0, 0, 0)
-    assert total(str(log.parent)) == (0, 0, 0, 0)
-    assert stored_numbers() == [1, 2, 3, 4, 5]
+    collected = collect_now(str(log.parent))
+    assert collected.total().stored == 2
+    [note] = collected.readers[0].notes
+    assert note.startswith(f"{log.with_name('d.csv')} is a complete file, and is not collected")
 
 
 OPERATIONS = st.lists(

@@ -1,5 +1,4 @@
-"""The reader of files: logs that others write, and meanwhile rename, copy, compress or truncate, and documents that are
-written once (CSV, Parquet, JSON, standard input).
+"""The reader of logs, which others write, and meanwhile rename, copy, compress or truncate.
 
 A log is known by its inode and the hash of the KiB before the place where reading stopped; then it is read on. Any
 other file is read from its start: what was stored before is a duplicate by its content, so no rotation stores a row
@@ -9,38 +8,30 @@ twice, and none is lost while a file with it is there.
 import glob
 import hashlib
 import json
-import math
 import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from io import BufferedReader
-from itertools import islice
-from typing import Any
 
-from hivetune.base.disk import scratch_folder
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.files.find import check_storable, files_below, is_document, matching_files, name_problem
-from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.files.rows import byte_lines
 from hivetune.data.files.unpack import COMPRESSED, DAMAGED, blocks_of
-from hivetune.data.intake.interactions import Batch, Delivery, read_cursor, read_cursors
+from hivetune.data.intake.interactions import Batch, Delivery, read_cursors
 from hivetune.data.intake.reader import Batches, Reader, delivered, rows_of_text
-from hivetune.data.prepare.understand import understand
-from hivetune.data.raw import MAX_ROW_BYTES, RawRow
+from hivetune.data.raw import MAX_ROW_BYTES
 from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
-from hivetune.errors import DataRefused, MachineNotFit, UsageError
+from hivetune.errors import UsageError
 
 # The bytes before the place where reading stopped, by which a file is known again.
 TAIL_BYTES = 1024
-# A writer may hold a renamed log open for a while.
+# A writer may hold a renamed log open for a while, and finish its last line.
 SILENT_S = 60.0
-# A follower reads a document that stayed as it is for so long: half a row may look whole.
-SETTLED_S = 1.0
 # What a rotation adds to a name: .1, -20260101.
 _NUMBER = r"[._-]\d[\d.T:_-]*"
 _PACKED = rf"(?:{'|'.join(map(re.escape, COMPRESSED))})?"
@@ -69,84 +60,59 @@ class Position:
 
 
 class FileReader(Reader):
-    """The Reader of standard input, or of the logs, with their rotations, and documents of a file, glob or folder.
-    Raise UsageError for a file that holds no rows.
-    """
+    """The Reader of the logs of a file, glob or folder, with their rotations. Raise UsageError for what is no log."""
 
     def __init__(self, pattern: str):
         super().__init__(pattern)
-        if pattern != "-":
-            check_storable(pattern)
+        check_storable(pattern)
+        if pattern == "-" or is_document(pattern):
+            complete = "standard input" if pattern == "-" else f"{spelled(pattern)} is a complete file, and"
+            message = f"{complete} is not collected: logs, tables and streams are, which grow"
+            raise UsageError(message, hint="train on the file as it is, beside the store: data.path: [store, FILE]")
         if os.path.isfile(pattern):
             with open(pattern, "rb") as file:
                 refuse_foreign(file.read(16), pattern)
-        self._pattern = pattern if pattern == "-" else os.path.abspath(os.path.expanduser(pattern))
+        self._pattern = os.path.abspath(os.path.expanduser(pattern))
         self._positions: dict[tuple[int, int], Position] = {}
-        self._documents: dict[str, str] = {}  # path -> its state when it was read
 
     def batches(self, database: sqlite3.Connection, follow: bool) -> Batches:
         for text in read_cursors(database, _KEY):
             position = Position(**json.loads(text))
             self._positions[position.device, position.inode] = position
-        is_first = True
+        logs = self._logs()
+        if not logs and not follow:
+            fault = "holds no JSON Lines" if os.path.exists(self._pattern) else "does not exist"
+            hint = "give a log, a folder with *.jsonl, or a glob in quotes"
+            raise UsageError(f"{spelled(self.name)} {fault}", hint=hint)
         while True:
             self.waiting = []
-            paths = self._paths()
-            if not paths and is_first and not follow:
-                fault = "holds no JSON Lines and no documents" if os.path.exists(self._pattern) else "does not exist"
-                raise UsageError(
-                    f"{spelled(self.name)} {fault}", hint="give a file, a folder with *.jsonl, or a glob in quotes"
-                )
-            logs = _logs(paths)
             for path, status in logs.items():
                 yield from self._read_log(path, status, follow=follow)
-            for path in filter(_is_document, paths):
-                try:
-                    yield from self._read_document(path, database, follow=follow)
-                except (UsageError, DataRefused, MachineNotFit) as error:
-                    if is_first:
-                        raise
-                    self.note(f"{spelled(path)} is not collected: {error.message}; {error.hint}")
-            is_first = False
+            known, logs = set(map(_identity, logs.values())), self._logs()
             # A log that was renamed meanwhile may have another name now than any that was read.
-            if set(map(_identity, logs.values())) == set(map(_identity, _logs(self._paths()).values())):
+            if known == set(map(_identity, logs.values())):
                 yield None
+                logs = self._logs()
 
-    def _paths(self) -> list[str]:
-        """Return the files of the pattern that are there now, without links."""
-        if self._pattern == "-":
-            return ["-"]
+    def _logs(self) -> dict[str, os.stat_result]:
+        """Return the logs of the pattern that are there now, without links, the oldest first."""
         if os.path.isdir(self._pattern):
-            found: Iterable[str] = filter(
-                lambda path: _LOG.match(path) or is_document(path), files_below(self._pattern)
-            )
+            inside = list(files_below(self._pattern))
+            found: Iterable[str] = filter(_LOG.match, inside)
+            for path in filter(is_document, inside):
+                self.note(f"{spelled(path)} is a complete file, and is not collected: train on it as it is")
         elif os.path.lexists(self._pattern) or not glob.has_magic(self._pattern):
             found = [self._pattern, *_rotations(self._pattern)]
         else:
             found = [*matching_files(self._pattern), *matching_files(f"{self._pattern}[._-][0-9]*")]
-        paths = sorted({os.path.realpath(path) for path in found if os.path.isfile(path)})
-        problems = {path: problem for path in paths if (problem := name_problem(path)) is not None}
-        for path, (why, hint) in problems.items():
-            self.note(f"{path!a} is not read: {why}; {hint}")
-        return [path for path in paths if path not in problems]
-
-    def _read_document(self, path: str, database: sqlite3.Connection, *, follow: bool) -> Iterator[Batch]:
-        """Yield the rows of a file that changed since it was read. Raise UsageError, DataRefused, MachineNotFit."""
-        status = _status(path)
-        if status is None and path != "-":
-            return
-        age_s = time.time() - status.st_mtime if status else math.inf
-        if self._documents.get(path) == _state(status) or (follow and 0 <= age_s < SETTLED_S):
-            return
-        self._documents[path], key = _state(status), f"file:{path}"
-        with scratch_folder() as spill:
-            inputs = understand(plan_inputs(path, spill)).inputs
-            if inputs.digest == read_cursor(database, key):
-                return
-            rows = inputs.rows()
-            while deliveries := [_of_document(path, raw) for raw in islice(rows, _BATCH_ROWS)]:
-                yield Batch(path, deliveries)
-            yield Batch(path, cursor=(key, inputs.digest))
+            found = [path for path in found if not is_document(path)]
+        there: dict[str, os.stat_result] = {}
+        for path in {os.path.realpath(path) for path in found if os.path.isfile(path)}:
+            if (problem := name_problem(path)) is not None:
+                self.note(f"{path!a} is not read: {problem[0]}; {problem[1]}")
+            elif (status := _status(path)) is not None:
+                there[path] = status
+        return dict(sorted(there.items(), key=lambda log: (log[1].st_mtime_ns, log[0])))
 
     def _read_log(self, path: str, status: os.stat_result, *, follow: bool) -> Iterator[Batch]:
         """Yield the next rows of a log. Raise UsageError if it may not be read."""
@@ -208,14 +174,6 @@ def _tail(file: BufferedReader, offset: int) -> str:
     return hashlib.blake2b(tail, digest_size=16).hexdigest() if tail else ""
 
 
-def _of_document(path: str, raw: RawRow) -> Delivery:
-    try:
-        row: Mapping[str, Any] | RowRefused = raw.problem or parse_row(raw.payload)
-    except RowRefused as refused:
-        row = refused
-    return Delivery(path, raw.source, row, raw=raw.payload)
-
-
 def _is_complete(line: bytes) -> bool:
     """Return whether a last line without a line feed is a whole row; no prefix of a JSON object is one."""
     try:
@@ -223,16 +181,6 @@ def _is_complete(line: bytes) -> bool:
     except RowRefused:
         return False
     return True
-
-
-def _is_document(path: str) -> bool:
-    return path == "-" or is_document(path)
-
-
-def _logs(paths: Sequence[str]) -> dict[str, os.stat_result]:
-    """Return the logs among these files, the oldest first."""
-    there = {path: status for path in paths if not _is_document(path) and (status := _status(path)) is not None}
-    return dict(sorted(there.items(), key=lambda log: (log[1].st_mtime_ns, log[0])))
 
 
 def _status(path: str) -> os.stat_result | None:
@@ -246,9 +194,9 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _state(status: os.stat_result | None) -> str:
+def _state(status: os.stat_result) -> str:
     """Return what changes when somebody writes the file."""
-    return f"{status.st_size}:{status.st_mtime_ns}" if status else "no file"
+    return f"{status.st_size}:{status.st_mtime_ns}"
 
 
 def _rotations(log: str) -> list[str]:
