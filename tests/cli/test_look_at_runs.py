@@ -66,7 +66,7 @@ def test_all_runs_and_one_run(tmp_path: Path) -> None:
     assert (shown["loss"], shown["validation_loss"], shown["tokens_per_second"]) == (2.0, 2.5, 200.0)
     assert shown["choices"] == {"device": "cpu", "dtype": "float32", "threads": 2}
     told = " ".join(hivetune("show", "mine").stdout.split())
-    for words in ("the card hung", "computed: in float32 (dtype: auto) on cpu", "available 3.2 GB, resident 2.1 GB",
+    for words in ("the card hung", "computed: dtype float32, device cpu", "available 3.2 GB, resident 2.1 GB",
                   "used 24.7 GB", "temperature c 104", "state: stopped step: 2 steps: 20",
                   "its disk was full once; 1 checkpoint could not be written: [Errno 28]"):  # fmt: skip
         assert words in told, told

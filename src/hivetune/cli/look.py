@@ -30,6 +30,7 @@ WATCH_S = 1.0  # a step of a small model takes as long
 LOG_LINES = 50  # a traceback with its cause
 # The figures of the machine in the samples of a run.
 SAMPLE = ("available_bytes", "resident_bytes", "disk_free_bytes", "cards")
+COMPUTED = "dtype device path kernels"
 STATE = "state step steps pid loss validation_loss tokens_per_second left_s restarts quarantined last_fault "
 STATE += "damaged_lines storage_problem problem"
 
@@ -68,15 +69,13 @@ def show_run(
 
 
 def _show_state(folder: Path) -> None:
-    """Show the state of a run. A damaged config is reported, not fatal."""
+    """Show the state of a run."""
     document, choices = to_plain(run_status(folder)), None
+    computed: Any = None
     try:
-        config, chosen = read_resolved(folder)
-        choices = chosen.made()
-        auto = " (dtype: auto)" if config.dtype == "auto" else ""
-        path = f", {chosen.path} path" if chosen.path else ""
-        computed = f"in {chosen.dtype}{auto} on {chosen.device}{path}" if chosen.dtype else "nothing yet"
-    except UsageError as error:
+        choices = read_resolved(folder)[1].made()
+        computed = {name: choices[name] for name in COMPUTED.split() if name in choices}
+    except UsageError as error:  # a damaged config is reported, and hides nothing else
         computed = f"cannot read its choices: {error.message}"
     events = list(read_journal(folder / EVENTS))
     told = facts({"run": folder.name, **{key: document[key] for key in STATE.split()}, "computed": computed})
