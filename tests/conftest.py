@@ -51,14 +51,16 @@ _MARKED = re.compile(r"^pytestmark = pytest\.mark\.(slow|proof)$", re.MULTILINE)
 
 
 def mark_of(path: Path) -> str:
-    """Return the mark of all tests of a file, empty if each has its own."""
-    match = _MARKED.search(path.read_text(encoding="utf-8"))
-    return "slow" if "worker" in path.parts else match[1] if match else ""
+    """Return the mark of all tests of a file or folder, empty if each has its own."""
+    if "worker" in path.parts:
+        return "slow"
+    match = _MARKED.search(path.read_text(encoding="utf-8")) if path.match("test_*.py") else None
+    return match[1] if match else ""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no file of which no test is wanted: torch alone takes each worker of `make check` 4 s of the processor."""
-    mark = mark_of(collection_path) if collection_path.match("test_*.py") else ""
+    """Import nothing of which no test is wanted: torch alone takes each worker of `make check` 4 s of the processor."""
+    mark = mark_of(collection_path)
     return True if mark and f"not {mark}" in config.option.markexpr else None
 
 

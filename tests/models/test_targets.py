@@ -7,6 +7,8 @@ import pytest
 from hivetune.errors import UsageError
 from hivetune.models.architecture import match_targets, peft_targets
 
+pytestmark = pytest.mark.slow
+
 PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
 NAMES = [f"model.layers.{layer}.{name}" for layer in range(12) for name in PROJECTIONS] + ["lm_head"]
 WANTED = [
@@ -43,7 +45,6 @@ def test_a_single_plain_name_is_a_list_of_it() -> None:
     assert peft_targets([], "q_proj") == ["q_proj"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
