@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cycle.small import NAME, KilledLoop, append_rows, make_config, make_rows, poisoned, summary
+from cycle.small import NAME, KilledLoop, append_rows, make_config, make_rows, poisoned, summary, vouch
 from serve.hive import gateway
 
 from hivetune.base.database import open_database
@@ -42,6 +42,7 @@ def test_a_cycle_its_domain_and_a_poisoned_night(own_home: Path, tmp_path: Path)
     """Nothing is lost or done twice, every row is accounted for, no promotion is harmful, and what declares the domain
     is answered by it."""
     config, file = make_config(tmp_path, by="agent"), tmp_path / "rows.jsonl"
+    vouch()
     config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "learning_rate": 0.003}))
     killed = KilledLoop(config, tmp_path / "log")
     append_rows(file, [of_team(row) for row in make_rows(0, TEAM)])
