@@ -57,12 +57,13 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The token ids of a row's first messages."""
+    """The token ids of a row's first messages, without those that are `skipped` behind its system prompt."""
 
     tokens: tuple[int, ...]
     trained: bytes  # 1 for each that is trained; position i predicts token i + 1, so the first is always 0
     num_messages: int = 1
-    answers: tuple[int, ...] = (0,)  # the messages that are trained
+    answers: tuple[int, ...] = (0,)  # the messages that are trained, counted without the skipped ones
+    skipped: int = 0
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ _REJECT = {
     ),
     "too-long": (
         "the row has more tokens than max_length, or more than a million characters",
-        "raise max_length, or set data.on_overlong: cut_turns or cut",
+        "raise max_length, or divide long conversations: --set data.on_overlong=split",
     ),
     "too-slow": ("checking the row took more than 20 s of processor time", "split the row, or look at its content"),
 }
@@ -214,7 +214,7 @@ _WARN = {
     "redacted-secret": ("a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": ("personal data was replaced by a placeholder", "to keep it, set data.on_private: keep"),
     "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
-    "cut-turns": ("the last turns were removed to fit max_length", "raise max_length"),
+    "split": ("too long: divided before questions, and one too long with its answer left out", "raise max_length"),
     "turn-by-turn": (
         "the template rewrites earlier turns: each answer is trained with the prompt of a server",
         "nothing to do; the row counts once, with the tokens of all its answers",

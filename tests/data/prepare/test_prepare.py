@@ -191,7 +191,7 @@ def test_rows_from_the_store(chatml: Path) -> None:
     assert snapshot.num_rows == 30
 
 
-@pytest.mark.parametrize(("policy", "usable"), [("reject", 0), ("cut_turns", 1), ("cut", 1)])
+@pytest.mark.parametrize(("policy", "usable"), [("reject", 0), ("split", 1), ("cut", 1)])
 def test_rows_that_are_too_long(policy: str, usable: int, write_rows: Callable[..., Path], chatml: Path) -> None:
     turns = chat("first?", "short answer")["messages"] + chat("second?", " ".join(map(str, range(300))))["messages"]
     path = write_rows([{"messages": turns}, *rows(3)])
@@ -199,20 +199,43 @@ def test_rows_that_are_too_long(policy: str, usable: int, write_rows: Callable[.
     assert report.usable == 3 + usable
     assert adds_up(report)
     assert report.document["rejected"] == ({} if usable else {"too-long": 1})
-    assert report.document["changed"] == ({policy.replace("_", "-"): 1} if usable else {})
+    assert report.document["changed"] == ({policy: 1} if usable else {})
     assert report.document["lengths"]["max"] > 64 or usable
-    if policy == "cut_turns":
+    if policy == "split":
         snapshot = prepare(config(path, max_length=64, on_overlong=policy), chatml)
         assert [m.content for m in snapshot.info(0).messages] == ["first?", "short answer"]
     if policy == "cut":
         assert prepare(config(path, max_length=64, on_overlong=policy), chatml).length(0) == 64
 
 
+def test_a_long_conversation_is_divided_and_each_answer_is_trained_once(
+    write_rows: Callable[..., Path], chatml: Path
+) -> None:
+    turns = [{"role": "system", "content": "Be brief."}]
+    for n in range(40):
+        turns += chat(f"question {n}?", f"answer {n} " * (200 if n == 17 else 2))["messages"]
+    path = write_rows([{"messages": turns, "checker": {"kind": "contains", "expected": "39"}}])
+    chosen = config(path, max_length=128, on_overlong="split", validation=0.0, test=0.0)
+    snapshot = prepare(chosen, chatml)
+    assert snapshot.manifest["accounting"]["trained"] == 1
+    parts = [snapshot.info(row) for row in range(snapshot.num_rows)]
+    assert all(snapshot.length(row) <= 128 for row in range(snapshot.num_rows))
+    assert all(part.messages[0].content == "Be brief." for part in parts)
+    learned = [m.content.split()[1] for part in parts for m in part.messages if m.role == "assistant" and m.weight]
+    assert learned == [str(n) for n in range(40) if n != 17]
+    assert [part.checker is not None for part in parts] == [False] * (len(parts) - 1) + [True]
+    renderer = load_renderer(chatml)
+    for row, part in enumerate(parts):
+        (view,) = renderer.render(Example(part.id, part.source, part.messages))
+        assert tuple(snapshot.tokens(row)) == view.tokens
+        assert bytes(snapshot.trained(row)) == view.trained
+
+
 def test_a_row_whose_one_trained_answer_is_cut_off_is_too_long(write_rows: Callable[..., Path], chatml: Path) -> None:
     turns = chat("first?", "short answer")["messages"] + chat("second?", " ".join(map(str, range(300))))["messages"]
     turns[1]["weight"] = 0
     report = check(
-        DataConfig(path=str(write_rows([{"messages": turns}])), on_overlong="cut_turns"),
+        DataConfig(path=str(write_rows([{"messages": turns}])), on_overlong="split"),
         model_folder=chatml,
         max_length=64,
     )
@@ -373,8 +396,8 @@ def test_a_view_too_long_is_cut_or_refuses_its_row(write_rows: Callable[..., Pat
     lengths = [prepare(config(path, validation=0.0, test=0.0), model).length(row) for row in range(3)]
     refused = check(config(path).data, model_folder=model, max_length=lengths[1])
     assert refused.document["rejected"] == {"too-long": 1}
-    shorter = check(config(path, on_overlong="cut_turns").data, model_folder=model, max_length=lengths[1])
-    assert shorter.document["changed"] == {"cut-turns": 1, "empty-thought": 3, "turn-by-turn": 1}
+    shorter = check(config(path, on_overlong="split").data, model_folder=model, max_length=lengths[1])
+    assert shorter.document["changed"] == {"split": 1, "empty-thought": 3, "turn-by-turn": 1}
 
 
 def test_a_field_that_is_none_is_not_mapped_in_silence(write_rows: Callable[..., Path]) -> None:

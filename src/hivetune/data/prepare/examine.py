@@ -3,7 +3,7 @@
 import json
 import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +122,7 @@ class Examiner:
         row.notes += more
         changed = [*row.changed, *(reason for reason, _ in row.notes)]
         if self._renderer is not None:
-            example, row.views = self._fitted(self._renderer, example, changed)
+            row.views = self._fitted(self._renderer, example, changed)
             if example.lesson != "sft":
                 row.views = row.views[-1:]  # only the last answer was judged
         row.example, row.changed = example, tuple(dict.fromkeys(changed))
@@ -138,25 +138,22 @@ class Examiner:
             bad = replace(example, messages=(*example.messages[:-1], example.worse), worse=None)
             check_messages(bad.messages, self._checks)
             bad, notes = apply_policy(bad, self._settings.on_private)
-            view = self._fitted(self._renderer, bad, [])[1][-1] if self._renderer is not None else None
+            view = self._fitted(self._renderer, bad, [])[-1] if self._renderer is not None else None
         except RowRefused as refused:
             note = f"the worse answer is not used: {refused.reason}: {refused.hint}"
             return replace(example, worse=None), (("worse-left-out", note),), None
         return replace(example, worse=bad.messages[-1]), notes, view
 
-    def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Example, tuple[Rendered, ...]]:
-        """Return the row and its views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
+    def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Rendered, ...]:
+        """Return the row's views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
         limit, policy = self._settings.max_length, self._settings.on_overlong
         views, notes = renderer.render_and_note(example)
         length = _longest(views)
-        if length > limit and policy == "cut_turns":
-            while _longest(views) > limit:
-                messages = _without_last_turn(example.messages)
-                if not any(message.role == "assistant" and message.weight for message in messages):
-                    raise TooLong(length, limit)
-                example = replace(example, messages=messages)
-                views, notes = renderer.render_and_note(example)
-            changed.append("cut-turns")
+        if length > limit and policy == "split" and example.lesson == "sft" and example.worse is None:
+            views = tuple(self._parts(renderer, example, 0, len(example.messages)))
+            if not views:
+                raise TooLong(length, limit)
+            changed.append("split")
         elif length > limit and policy == "cut":
             cut = [replace(view, tokens=view.tokens[:limit], trained=view.trained[:limit]) for view in views]
             views = tuple(view for view in cut if any(view.trained))
@@ -166,7 +163,32 @@ class Examiner:
         elif length > limit:
             raise TooLong(length, limit)
         changed += notes
-        return example, views
+        return views
+
+    def _parts(self, renderer: Renderer, example: Example, first: int, end: int) -> Iterator[Rendered]:
+        """Yield the views of messages `first` to `end` behind the system prompt, in halves until each fits. A half
+        begins with a question: one that does not fit with its answer is left out.
+        """
+        messages = example.messages
+        skipped = max(first - 1, 0) if messages[0].role == "system" else first
+        part = (*messages[: first - skipped], *messages[first:end])
+        try:
+            views = renderer.render(replace(example, messages=part))
+        except RowRefused as refused:
+            if refused.reason != "no-trained-token":  # as of a part with answers of weight 0 alone
+                raise
+            return
+        if _longest(views) <= self._settings.max_length:
+            yield from (replace(view, skipped=skipped) for view in views)
+            return
+        # Not behind the end of an answer alone: what a user says in several messages is one question.
+        starts = [
+            i for i in range(first + 1, end) if messages[i].role == "user" and messages[i - 1].role == "assistant"
+        ]
+        if starts:
+            middle = min(starts, key=lambda i: abs(2 * i - first - end))
+            yield from self._parts(renderer, example, first, middle)
+            yield from self._parts(renderer, example, middle, end)
 
     def _result(self, row: ExaminedRow) -> Examined:
         """Return the columns of a row, and its hashes."""
@@ -206,7 +228,7 @@ class Examiner:
             "num_tokens": sum(len(view.tokens) for view in views) if views else None,
             "trained": sum(view.trained.count(1) for view in views) if views else None,
         }
-        sizes = [[len(view.tokens), view.num_messages, view.answers] for view in views]
+        sizes = [[len(view.tokens), view.skipped, view.num_messages, view.answers] for view in views]
         body = {
             "interaction_id": row.raw.interaction_id,
             "messages": messages_json(example.messages),
@@ -214,7 +236,7 @@ class Examiner:
             "checker": _json(example.checker),
             "tokens": b"".join([array("I", view.tokens).tobytes() for view in views]) if views else None,
             "mask": b"".join([view.trained for view in views]) if views else None,
-            "views": json.dumps(sizes) if len(sizes) > 1 else None,
+            "views": json.dumps(sizes) if len(sizes) > 1 or "split" in row.changed else None,
             "worse": None if worse is None else messages_json(worse),
             "worse_tokens": array("I", row.worse.tokens).tobytes() if row.worse else None,
             "worse_mask": row.worse.trained if row.worse else None,
@@ -247,14 +269,6 @@ def _run(stage: Callable[[Any], Any], row: Any) -> Any:
 
 def too_slow() -> RowRefused:
     return RowRefused("too-slow")
-
-
-def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages up to the answer before the last one; none if there is no such answer."""
-    end = len(messages) - 1
-    while end > 0 and messages[end - 1].role != "assistant":
-        end -= 1
-    return tuple(messages[:end])
 
 
 def _longest(views: Sequence[Rendered]) -> int:

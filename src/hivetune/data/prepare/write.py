@@ -140,14 +140,20 @@ def _sequences(work: Work) -> Iterator[Sequence]:
             yield Sequence(row, pair, {**bad, "lesson": lesson, "messages": worse}, worse_tokens, worse_mask)
 
 
-def _views(values: dict[str, Any], views: list[tuple[int, int, list[int]]]) -> Iterator[tuple[dict[str, Any], int]]:
+def _views(
+    values: dict[str, Any], views: list[tuple[int, int, int, list[int]]]
+) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield (columns, tokens) of each view: messages up to its last answer, with weights only for its answers."""
-    for number, (length, num_messages, answers) in enumerate(views):
-        turns = json.loads(values["messages"])[:num_messages]
+    for number, (length, skipped, num_messages, answers) in enumerate(views):
+        turns = json.loads(values["messages"])
+        begin = int(turns[0]["role"] == "system")
+        turns = [*turns[:begin], *turns[begin + skipped :]][:num_messages]
         for i, message in enumerate(turns):
             if message["role"] == "assistant" and i not in answers:
                 message["weight"] = 0
-        yield {**values, "view": number, "messages": json.dumps(turns, ensure_ascii=False)}, length
+        checker = values["checker"] if number == len(views) - 1 else None  # it is of the row's last answer
+        texts = json.dumps(turns, ensure_ascii=False)
+        yield {**values, "view": number, "messages": texts, "checker": checker}, length
 
 
 def write_dropped(work: Work, file: IO[bytes]) -> None:
