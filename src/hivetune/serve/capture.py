@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hivetune.base.database import open_database, transaction
-from hivetune.data.checks.redact import PERSONAL, SECRETS, redact_value, redacted_name
+from hivetune.data.checks.redact import redact_everything, redacted_name
 from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 
@@ -225,4 +225,4 @@ def _clean(text: str) -> str:
 
 
 def _redacted(value: Any) -> Any:
-    return redact_value(redact_value(value, SECRETS), PERSONAL)
+    return redact_everything(value)

@@ -1,13 +1,11 @@
 """Secrets and personal data are found where they are, and ordinary text is left alone."""
 
 import dataclasses
-from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 
-from hivetune.data.checks.redact import ADVICE, NOT_TEXT, PERSONAL, SECRETS, apply_policy, redact_value
+from hivetune.data.checks.redact import ADVICE, NOT_TEXT, apply_policy, redact_everything
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 
@@ -58,36 +56,74 @@ NOT_PEOPLE = [
     "1234567890123456789012345678901234567890",
     "x + 12345678 = y",
 ]
+# Passwords that were once missed, and ordinary text that was once taken for personal data.
+HIDDEN = {
+    "password: $Tiger22!Moon": "$Tiger22!Moon",
+    "DB_PASSWORD=getaway-Xk29!mQz77": "getaway-Xk29!mQz77",
+    "my password is fakeNews44!x": "fakeNews44!x",
+    "the password for the vpn is Sommer2024!": "Sommer2024!",
+    "Le mot de passe du wifi c'est Soleil2024!": "Soleil2024!",
+    "ENV POSTGRES_PASSWORD pqzGC7e3nz": "pqzGC7e3nz",
+}
+ORDINARY = [
+    "The NAS has 123 456 789 files on four disks.",
+    "Write sin(123456789) and read the result in radians.",
+    "It will call function 12345678 times in the loop.",
+    "The GPIO pin is 4711 in the device tree.",
+    "There are 601 234 567 rows in the table.",
+    "It took 512 345 678 steps and 880 123 456 bytes.",
+    "Meet me at noon, or look at the dot com bubble.",
+    "See the dot product at line dot five.",
+    "The commit 3f2a9c1b7d8e4f60a1b2c3d4e5f60718293a4b5c fixes AWS uploads.",
+    "On AWS we use the instance i-0abcd1234efgh5678 in eu-central-1.",
+    "The matrix A * 03.07 is scaled.",
+    "Chapter AB12, section CDE of the norm.",
+    "订单号13812345678901234",
+]
+# What stands for a value: a variable, code that reads one, a path, a mask.
+STAND_INS = """
+    $PASSWORD ${DB_PASSWORD} $db_password %PASSWORD% %(password)s %s @password env.DB_PASSWORD env:DB_PASSWORD
+    getPassword() get_secret('db') config.password vault:secret/data/db true null None settings.PASSWORD
+    process.env.PASSWORD fake_password (redacted) /run/secrets/password ~/.pgpass &password ***** configPassword2
+    vault/db/creds1 $(pass_show_db)
+"""
+STARTS = "env get true null config vault false none settings fake dummy sample $ @ % ( & * / ~"
 
 
 @pytest.mark.parametrize("name", FOUND)
 def test_secrets_are_replaced(name: str) -> None:
-    cleaned = redact_value(f"before {FOUND[name]} after", SECRETS)
+    cleaned = redact_everything(f"before {FOUND[name]} after")
     assert f"[SECRET:{name}]" in cleaned
-    assert cleaned.startswith("before ")
-    assert cleaned.endswith(" after")
+    assert cleaned.startswith("before ") and cleaned.endswith(" after")
     assert RANDOM not in cleaned
-
-
-@pytest.mark.parametrize("text", NOT_FOUND)
-def test_ordinary_text_is_no_secret(text: str) -> None:
-    assert redact_value(text, SECRETS) == text
 
 
 @pytest.mark.parametrize("placeholder", PEOPLE)
 def test_personal_data_is_replaced(placeholder: str) -> None:
-    assert placeholder in redact_value(PEOPLE[placeholder], PERSONAL)
+    assert placeholder in redact_everything(PEOPLE[placeholder])
 
 
-@pytest.mark.parametrize("text", NOT_PEOPLE)
-def test_numbers_without_a_checksum_are_left(text: str) -> None:
-    assert redact_value(text, PERSONAL) == text
+@pytest.mark.parametrize(
+    "text", [*NOT_FOUND, *NOT_PEOPLE, *ORDINARY, *(f"password: {one}" for one in STAND_INS.split())]
+)
+def test_ordinary_text_stays(text: str) -> None:
+    assert redact_everything(text) == text
 
 
-def test_no_false_alarm_in_400_pages_of_documentation() -> None:
-    """At most one find in Python's language reference: the pages hold code, addresses, hashes, tables and numbers."""
-    finds = [find.rule.name for text in topics.values() for rules in (SECRETS, PERSONAL) for find in rules.find(text)]
-    assert len(finds) <= 1, finds
+@pytest.mark.parametrize("start", STARTS.split())
+@pytest.mark.parametrize("name", ["password: {}", "DB_PASSWORD={}", "api_key = '{}'", "the password is {}"])
+def test_a_secret_may_begin_with_any_word_or_sign(start: str, name: str) -> None:
+    assert "7Kq2Lm9Xz4Rt" not in redact_everything(name.format(start + "7Kq2Lm9Xz4Rt"))
+
+
+@pytest.mark.parametrize("text", HIDDEN)
+def test_passwords_that_were_missed(text: str) -> None:
+    assert HIDDEN[text] not in redact_everything(text)
+
+
+def test_what_is_personal_behind_a_secret_is_found_too() -> None:
+    """The digits of the token in front would make a longer number of it."""
+    assert redact_everything(f"API_KEY={RANDOM}9 4111 1111 1111 1111") == "API_KEY=[SECRET:keyed] [CARD]"
 
 
 def example(*messages: Message, **more: Any) -> Example:
@@ -139,7 +175,7 @@ def test_every_field_of_a_message_is_covered() -> None:
 
 def test_a_key_says_what_its_value_is() -> None:
     value = {"password": "hunter22", "login": {"api_key": RANDOM, "plain": "hunter22"}, "n": 5}
-    assert redact_value(redact_value(value, SECRETS), PERSONAL) == {
+    assert redact_everything(value) == {
         "password": "[SECRET:password]",
         "login": {"api_key": "[SECRET:keyed]", "plain": "hunter22"},
         "n": 5,
@@ -147,14 +183,10 @@ def test_a_key_says_what_its_value_is() -> None:
 
 
 def test_keys_that_become_equal_stay_apart() -> None:
-    assert redact_value({"a.b@mail.org": 1, "c.d@mail.org": 2}, PERSONAL) == {"[EMAIL]": 1, "[EMAIL] 2": 2}
+    assert redact_everything({"a.b@mail.org": 1, "c.d@mail.org": 2}) == {"[EMAIL]": 1, "[EMAIL] 2": 2}
 
 
 def test_names_of_rows_are_no_secrets() -> None:
     """Or every session would become the same one."""
     value = {"session_id": "9f8a7b6c5d4e3f2a1b0c", "request_id": "0b1c2d3e4f5a6b7c8d9e"}
-    assert redact_value(value, SECRETS) is value
-
-
-def test_this_file_holds_no_secret() -> None:
-    assert "AKIA" + "ABCD" not in Path(__file__).read_text()
+    assert redact_everything(value) is value

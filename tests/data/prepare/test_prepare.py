@@ -18,7 +18,7 @@ from data.models import make_family
 from faults import planted
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, manifest_problems, read_json
+from hivetune.base.disk import MANIFEST, home, manifest_problems, read_json
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.columns import extract
 from hivetune.data.intake.interactions import tombstone
@@ -87,18 +87,13 @@ def test_where_the_rows_lie_does_not_change_the_hash(write_rows: Callable[..., P
     assert prepare(config(one), chatml).hash == prepare(config(other), chatml).hash
 
 
-def test_an_own_folder(write_rows: Callable[..., Path], chatml: Path, tmp_path: Path) -> None:
-    path, out = write_rows(rows(20)), tmp_path / "snap"
-    assert prepare(config(path), chatml, out).folder == out
-    assert prepare(config(path), chatml, out).folder == out
-    with pytest.raises(UsageError, match="another snapshot"):
-        prepare(config(path, max_length=256), chatml, out)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thing").touch()
-    with pytest.raises(UsageError, match="not empty"):
-        prepare(config(path), chatml, tmp_path / "full")
+def test_a_folder_without_its_manifest_is_made_anew(write_rows: Callable[..., Path], chatml: Path) -> None:
+    path = write_rows(rows(20))
+    first = prepare(config(path), chatml)
+    (first.folder / MANIFEST).unlink()
     with pytest.raises(UsageError, match="is not a snapshot"):
-        open_snapshot(tmp_path / "full")
+        open_snapshot(first.folder)
+    assert prepare(config(path), chatml).hash == first.hash
 
 
 def test_bad_data_is_refused_with_its_reason(write_rows: Callable[..., Path], chatml: Path) -> None:
@@ -156,7 +151,7 @@ from pathlib import Path
 from hivetune.config import parse_config
 from hivetune.data.prepare import prepare
 config = parse_config({"model": "m", "max_length": 512, "data": {"path": sys.argv[1]}})
-prepare.prepare(config, Path(sys.argv[2]), None, lambda done, total: (total or 0) > 500 and print(done, flush=True))
+prepare.prepare(config, Path(sys.argv[2]), lambda done, total: (total or 0) > 500 and print(done, flush=True))
 """
 
 

@@ -26,7 +26,6 @@ from hivetune.base.disk import (
     lock,
     path_to_store,
     problems_once,
-    read_json,
     scratch_folder,
     sha256_file,
 )
@@ -87,11 +86,11 @@ def check(
         return report
 
 
-def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, progress: Progress = silent) -> Snapshot:
-    """Return the snapshot of the config's rows for this model: an existing one, or a new one in `out` or the home.
+def prepare(config: RunConfig, model_folder: Path, progress: Progress = silent) -> Snapshot:
+    """Return the snapshot of the config's rows for this model, a new one or the one that the home has.
 
-    Raise DataRefused with the report's numbers, DoesNotFit if the disk is full, UsageError if `out` holds something
-    else, Busy if another process makes it.
+    Raise DataRefused with the report's numbers, DoesNotFit if the disk is full, UsageError if the home's is damaged,
+    Busy if another process makes it.
     """
     root = home() / "snapshots"
     root.mkdir(parents=True, exist_ok=True, mode=0o700)  # rows are private
@@ -101,10 +100,12 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
         frozen = frozen_hashes(config.eval.frozen)
         task = _Task(config.data, config.learn, config.max_length, model_folder, frozen, understood)
         key = task.key(model_folder)
-        folder = out or root / key[:16]
-        existing = _existing(folder, key)
-        if existing is not None:
-            return existing
+        folder = root / key[:16]
+        if (folder / MANIFEST).exists():
+            snapshot = open_snapshot(folder)
+            if problems := problems_once(folder):
+                raise UsageError(f"the snapshot {folder} is damaged: {problems[0]}", hint=DAMAGED_SNAPSHOT)
+            return snapshot
         work_folder = root / f".work-{key[:16]}"
         with lock(work_folder):
             try:
@@ -115,8 +116,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
                 with work_in(work_folder) as work:
                     report = task.run(work, progress, keep_raw=False)
                     report.refuse(config.data.max_rejected)
-                    with report_full_disk(folder.parent, "make room, or give another folder"):
-                        publish(folder, key, work, report.document)
+                    publish(folder, key, work, report.document)
             finally:
                 shutil.rmtree(work_folder)
     snapshot = open_snapshot(folder)
@@ -138,7 +138,7 @@ def prepare_data(
     """
     while True:
         try:
-            snapshot = prepare(config, model, None, progress)
+            snapshot = prepare(config, model, progress)
             break
         except Busy as busy:
             if on_busy is None:
@@ -252,17 +252,3 @@ def _refuse_changed(inputs: Inputs) -> None:
         raise DataRefused(
             f"{spelled(name)} was changed while it was read", hint="run the same command again when nobody rewrites it"
         )
-
-
-def _existing(folder: Path, key: str) -> Snapshot | None:
-    if (folder / MANIFEST).exists():
-        if read_json(folder / MANIFEST).get("key") == key:
-            snapshot = open_snapshot(folder)
-            problems = problems_once(folder)
-            if problems:
-                raise UsageError(f"the snapshot {folder} is damaged: {problems[0]}", hint=DAMAGED_SNAPSHOT)
-            return snapshot
-        raise UsageError(f"{folder} contains another snapshot or run", hint="choose another --out")
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty", hint="choose another --out")
-    return None
