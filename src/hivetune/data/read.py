@@ -192,23 +192,22 @@ def _without_strays(conversation: Conversation) -> Conversation:
 def _judged(example: Example, two: TwoAnswers | None) -> Example:
     """Return the row with its judgement on the last turn of the answer only."""
     is_disliked = example.feedback is not None and example.feedback < 0
-    last = only_last_answer(example.messages)
     if two is not None:
         feedback = None if is_disliked else example.feedback  # a bad rating belongs to the worse answer
-        return replace(example, lesson=two.lesson, worse=two.worse, success=None, feedback=feedback, messages=last)
-    if example.success is False or is_disliked:
-        return replace(example, lesson="failure", messages=last)
-    if example.answered_by is not None and example.feedback is not None:
-        return replace(example, messages=last)
-    return example
+        example = replace(example, lesson=two.lesson, worse=two.worse, success=None, feedback=feedback)
+    elif example.success is False or is_disliked:
+        example = replace(example, lesson="failure")
+    elif example.answered_by is None or example.feedback is None:
+        return example
+    return replace(example, messages=only_last_answer(example.messages))
 
 
 def _example(raw: RawRow, row: Row, conversation: Conversation, columns: Mapping[str, str]) -> Example:
-    fields = extract(row)
-    known = {name: getattr(fields, name) for name in ("agent", "category", "session", "user", "time", "feedback")}
+    facts = extract(row)._asdict()
+    del facts["own_id"]
     # The store's values win over the row's: they may come from a column map of its own.
-    stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
-    known |= {name: stored[name] for name in known if name in stored}
+    facts |= {name: value for name, value in (raw.stored or {}).items() if name in facts and name not in columns}
+    success = facts.pop("success")
     checker, synthesis = row.get("checker"), row.get("synth")  # the latter of `data synth`
     # What the gateway captured (serve/capture.py); other data may have a column `client`, too.
     captured = "answered_by" in row or "rejected_answer" in row
@@ -217,13 +216,13 @@ def _example(raw: RawRow, row: Row, conversation: Conversation, columns: Mapping
         source=raw.source,
         messages=conversation.messages,
         tools=conversation.tools,
-        success=bool(stored["success"]) if "success" in stored else fields.success,
+        success=None if success is None else bool(success),
         checker=checker if isinstance(checker, dict) else None,
         untrusted=conversation.untrusted or row.get("untrusted") is True or row.get("origin") in _UNTRUSTED_ORIGINS,
         maker=str(synthesis.get("maker") or "unknown") if isinstance(synthesis, dict) else None,
         answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
         client=row["client"] if captured and isinstance(row.get("client"), str) else None,
-        **known,
+        **facts,
     )
 
 

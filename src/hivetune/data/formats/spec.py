@@ -169,8 +169,7 @@ def _turns(name: str, spec: Spec, row: Row) -> Conversation:
     if spec.has("role", "speaker", "text"):
         kept = [turn_read for turn in kept if (turn_read := _turn(spec, turn, asks)) is not None]
     messages = read_messages(kept, parsed(spec.system.find(row)))
-    answer = spec.answer.find(row)
-    if messages[-1].role in ("user", "tool") and answer not in (None, ""):
+    if messages[-1].role in ("user", "tool") and (answer := spec.answer.find(row)) not in (None, ""):
         more, left_out = read_answer(answer)
         messages, changed = [*messages, *more], (*changed, *left_out)
     return conversation_of(name, messages, read_tools(spec.tools.find(row)), changed)
