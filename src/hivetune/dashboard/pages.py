@@ -85,23 +85,10 @@ def loop_page(watcher: Watcher, request: PageRequest) -> Page:
     with closing(open_database()) as database:
         cycles = [_described(cycle) for cycle in reversed(cycles_of(database, name))]
         loop = cycle_loop(database, name)
-    told = [line for entry in read_tail(loop_folder(name) / JOURNAL) if (line := _told(entry))]
-    values = {"loop": loop, "told": told[: -MAX_ENTRIES - 1 : -1], "cycles": cycles}
+    # A station's begin says nothing that its end does not.
+    entries = [entry for entry in read_tail(loop_folder(name) / JOURNAL) if entry["event"] != "begin"]
+    values = {"loop": loop, "told": entries[: -MAX_ENTRIES - 1 : -1], "cycles": cycles}
     return Page("loop.html", f"Cycle {name}", values, live=True)
-
-
-def _told(entry: Mapping[str, Any]) -> tuple[float, str, str] | None:
-    """Return when, what and why of a line of a loop's journal; None for the beginning of something."""
-    match entry["event"]:
-        case "decision":
-            return entry["now"], entry["do"], entry["reason"]
-        case "end":
-            return entry["time"], f"{entry['station']} {entry['outcome']}", entry["words"]
-        case "notice":
-            return entry["time"], f"notice: {entry['kind']}", entry["problem"] or "sent"
-        case "problem":
-            return entry["time"], "problem", entry["words"]
-    return None
 
 
 def _described(cycle: CycleRow) -> dict[str, Any]:
