@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client import Counter as Counted
@@ -43,7 +43,7 @@ MAX_NAME_BYTES = 512
 RETRY_AFTER_S = 5
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 
-_T = TypeVar("_T")
+Pieces = AsyncGenerator[Piece]
 
 
 class TooMany(HivetuneError):
@@ -121,6 +121,7 @@ class Gateway:
         if self._open[client] >= MAX_OPEN_PER_CLIENT:
             raise TooMany("too many concurrent requests")
         self._open[client] += 1
+        # What is held for the request is given back with it, or, for a stream, at the stream's end.
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._open.subtract, (client,))
             request = await self._read(dialect, http)
@@ -171,7 +172,7 @@ class Gateway:
             captures=is_wished and "messages" in fields and self.capture is not None,
         )
 
-    async def _stream(self, request: Request, pieces: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
+    async def _stream(self, request: Request, pieces: Pieces) -> AsyncGenerator[bytes]:
         """Yield events. An answer that breaks off ends with an error event, never silently."""
         writer = request.dialect.writer(request)
         try:
@@ -310,8 +311,8 @@ class Gateway:
         document: dict[str, Any] = {"status": "ok" if keeper.ready else "loading"}
         if http.scope["client_name"] is not None:
             document |= {"champions": dict(keeper.routes.champions), "problems": keeper.problems}
-            stored = capture and {name: getattr(capture, name) for name in ("captured", "left_out", "problem")}
-            document |= {"capture": stored} if stored else {}
+            if capture is not None:
+                document["capture"] = {name: getattr(capture, name) for name in ("captured", "left_out", "problem")}
         return JSONResponse(document, 200 if keeper.ready else 503)
 
 
@@ -342,7 +343,7 @@ class _Stream(StreamingResponse):
                 await super().__call__(scope, receive, send_soon)
 
 
-async def _unless_disconnected(http: HttpRequest, answer: Coroutine[Any, Any, _T]) -> _T | None:
+async def _unless_disconnected(http: HttpRequest, answer: Coroutine[Any, Any, Pieces]) -> Pieces | None:
     """Return the answer, or None when the client went away first. Then the model server is told to stop too."""
     answering = asyncio.ensure_future(answer)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.base.database import open_database
 from hivetune.base.paths import expanded
@@ -30,8 +30,7 @@ HELP = (
 _RATINGS: Mapping[str, Rating] = {"+": "up", "-": "down"}
 
 
-@dataclass(frozen=True)
-class Voice:
+class Voice(NamedTuple):
     """One who answers: a GGUF model, alone or with an adapter, and the label that is shown and stored."""
 
     label: str

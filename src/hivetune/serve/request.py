@@ -91,14 +91,12 @@ class Said:
     @property
     def message(self) -> dict[str, Any]:
         """Return the answer as a message of a chat."""
-        text, thoughts = (
-            "".join(block.text for block in self.blocks if block.kind == kind) for kind in ("text", "thought")
-        )
-        parts = {
-            "reasoning_content": thoughts,
-            "tool_calls": [block.call for block in self.blocks if block.kind == "call"],
-        }
-        return {"role": "assistant", "content": text, **{name: part for name, part in parts.items() if part}}
+        texts = {"text": "", "thought": "", "call": ""}
+        for block in self.blocks:
+            texts[block.kind] += block.text
+        thoughts = {"reasoning_content": texts["thought"]} if texts["thought"] else {}
+        calls = {"tool_calls": [call.call for call in self._calls.values()]} if self._calls else {}
+        return {"role": "assistant", "content": texts["text"], **thoughts, **calls}
 
     @property
     def logprob(self) -> float | None:

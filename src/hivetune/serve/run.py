@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import psutil
 import uvicorn
@@ -64,8 +65,7 @@ class GatewaySettings:
     card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
 
 
-@dataclass(frozen=True)
-class Addition:
+class Addition(NamedTuple):
     """Routes of another room on the same port, with their access check."""
 
     routes: Sequence[BaseRoute]
