@@ -223,10 +223,11 @@ async def test_names_are_redacted_and_can_be_forgotten_and_our_own_tokens_are_se
 @on_stage(captures=True)
 async def test_a_name_in_a_header_may_have_any_letters(stage: Stage) -> None:
     """Headers were read as Latin-1, so the rows were stored under another agent."""
-    named = {b"X-Session-Id": "größe 1".encode(), b"X-Hivetune-Agent": "Küche".encode()}
-    for headers, more in ((named, {}), ({}, {"metadata": {"session_id": "größe 1", "agent": "Küche"}})):
-        sent = {b"Authorization": b"Bearer token-a", **headers}
+    told = {"session_id": "größe 1", "agent": "Küche", "category": "Öfen"}
+    names = (b"X-Session-Id", b"X-Hivetune-Agent", b"X-Hivetune-Category")
+    for headers, more in ((dict(zip(names, told.values(), strict=True)), {}), ({}, {"metadata": told})):
+        sent = {b"Authorization": b"Bearer token-a", **{name: value.encode() for name, value in headers.items()}}
         assert (await stage.client.post(CHAT, json={**QUESTION, **more}, headers=sent)).status_code == 200
     long = await stage.ask_as("token-a", X_Session_Id="x" * 5000)
     assert (long.status_code, long.json()["error"]["param"]) == (400, "x-session-id")
-    assert [(row["session_id"], row["agent"]) for row in rows()] == [("größe 1", "küche")] * 2
+    assert [tuple(row[name] for name in told) for row in rows()] == [("größe 1", "küche", "öfen")] * 2

@@ -68,6 +68,7 @@ class Capture:
     def __init__(self) -> None:
         self.captured = self.left_out = 0
         self.problem = ""
+        # One thread: SQLite has one writer, and feedback stays behind the answer that it is about.
         self._thread = ThreadPoolExecutor(1, "capture")
         self._database: sqlite3.Connection | None = None
 

@@ -26,6 +26,7 @@ from hivetune.base.paths import quoted
 from hivetune.errors import UsageError
 from hivetune.serve.request import error_body
 
+# Of a body, before anything is known of it. What no context holds is refused once the context is known (forward.py).
 LIMIT_BYTES = 8 << 20
 # Of a client that reads no answer, or goes on sending what was refused. A slow reader holds up whoever needs another
 # adapter.
@@ -39,6 +40,7 @@ HEADERS = (
     # With no-referrer a browser sends `Origin: null` with a form of our own.
     (b"referrer-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
+    # Whatever a model says, the page loads and runs nothing but its own files.
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "

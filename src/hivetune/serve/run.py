@@ -35,6 +35,7 @@ from hivetune.serve.watch import Watch, due_watches
 
 _OTHER_SERVES = "it serves this home already, and takes up promotions by itself; see: hivetune status"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# For the answers that are being given when the gateway is stopped.
 SHUTDOWN_S = 10
 HTTP_PORT = 80
 # Many systems begin with 1,024 open files, and a thousand silent connections once kept every client out.

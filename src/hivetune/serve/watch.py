@@ -27,6 +27,7 @@ FALSE_ALARMS = 0.01
 MIN_ANSWERS = 20
 GRID = 64
 SAVE_EVERY_S = 10.0
+# Answers that are remembered, so that a thumb that is sent often counts once.
 MAX_COMPLAINTS = 10_000
 # Of a release that no cycle made.
 WATCH_HOURS = 24.0
