@@ -1,7 +1,6 @@
 """Removes a user, a session, a source or a row from the store, keeps it out, and names the releases made from it.
 
-A tombstone holds the hash of what was forgotten, not the name itself. The input files belong to others and are not
-changed; a later collection skips these rows.
+The input files belong to others and are not changed; a later collection skips these rows.
 """
 
 import contextlib
@@ -154,7 +153,8 @@ def _find(database: sqlite3.Connection, kind: ForgetKind, value: str) -> dict[st
 
 
 def _find_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) -> dict[str, str]:
-    """Return id -> hash of the bytes of the refused rows. These have no columns: a user or session is any word."""
+    """Return id -> hash of the bytes of the refused rows."""
+    # They could not be read, so they have no columns: each of their words may be a user or a session.
     refused = database.execute("SELECT id, source, raw FROM refused").fetchall()
     by_name, sought = kind in ("user", "session"), _Sought(kind, value)
     return {
@@ -168,6 +168,7 @@ def _tombstones(
     kind: ForgetKind, value: str, rows: dict[str, str], refused: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Yield what keeps these rows out of the store and out of preparations."""
+    # Hashes of what was forgotten, since the names themselves are what has to go.
     if kind == "row":  # by content, since another row may come to that place
         yield tombstone(_REQUEST, value)
         yield from (tombstone("row", identity) for identity in rows)
@@ -179,7 +180,8 @@ def _tombstones(
 
 
 def _record_taints(database: sqlite3.Connection, sought: _Sought) -> tuple[str, ...]:
-    """Record the tainted snapshots, since the ids exist nowhere else afterwards. Return the missing ones."""
+    """Record the tainted snapshots, and return the folders of the missing ones."""
+    # The ids exist nowhere else afterwards, so a second request could not find them again.
     unchecked = []
     for snapshot, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
         folder = stored_path(path)
@@ -196,9 +198,8 @@ def _record_taints(database: sqlite3.Connection, sought: _Sought) -> tuple[str, 
 
 
 def _rows_in(snapshot: Path) -> Iterator[tuple[str, str | None, str | None, str | None]]:
-    """Yield source, session, user and interaction id of a snapshot's rows, and of those that it left out as duplicates:
-    their text is in its folder.
-    """
+    """Yield source, session, user and interaction id of a snapshot's rows and duplicates."""
+    # The text of duplicates, which are not trained, is in its folder all the same.
     facts = ("source", "session", "user", "interaction_id")
     with contextlib.closing(open_to_read(snapshot / ROWS_FILE, finished=True)) as database:
         yield from database.execute(f"SELECT {', '.join(facts)} FROM rows")

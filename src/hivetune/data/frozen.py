@@ -3,8 +3,7 @@
     HOME/frozen/NAME/KEY.json   one past win of the release NAME; KEY is the hash of the messages and tools
     eval.frozen                 the user's own files, rows of any layout with a checker
 
-Each question is a file of its own, written atomically and never changed, so that a killed process leaves a complete
-set. `data forget` deletes the questions of what it forgets.
+`forget` deletes the questions of what it forgets.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,6 +59,7 @@ def frozen_folder(name: str) -> Path:
 
 def freeze(name: str, questions: Iterable[FrozenQuestion]) -> int:
     """Store wins of NAME and return how many are new. Raises OSError, UsageError for a damaged home."""
+    # Each is a file of its own, written atomically and never changed: a killed process leaves a complete set.
     folder, new = frozen_folder(name), 0
     make_folder(folder.parent)
     make_folder(folder)
@@ -129,15 +129,13 @@ def _question(
 
 
 def frozen_hashes(own_files: Sequence[str] = ()) -> frozenset[int]:
-    """Return the 64-bit hashes of all frozen questions, by which `decide` keeps rows out of training.
-
-    A question of one turn is compared by its words, whatever precedes or follows it. A longer conversation is compared
-    as a whole, since conversations share their beginnings.
-    """
+    """Return the 64-bit hashes of all frozen questions, by which `decide` keeps rows out of training."""
     wins = [win for name in names_with_wins() for win in wins_of(name)]
     # A checker is not needed to keep a row out.
     own_rows = own_questions(own_files, {"name": "regex", "pattern": "."})
     hashes = set()
+    # A question of one turn is compared by its words, whatever precedes or follows it. A longer conversation is
+    # compared as a whole, since conversations share their beginnings.
     for messages in (frozen.messages for frozen in (*wins, *own_rows)):
         turns = [message for message in messages if message.role != "system"]
         hashes.add(group_hash(f"question:{question(messages)}") if len(turns) == 1 else read_hash(messages))

@@ -28,7 +28,8 @@ def identity_hash(identity: Mapping[str, Any]) -> str:
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """Return the settings that belong to the identity."""
     settings = config.model_dump(mode="json", exclude={**dict.fromkeys(NOT_IDENTITY, True), "data": {"path"}})
-    if config.workers is not None:  # with any number of them gradients are added as integers
+    # With any number of workers gradients are added as integers, so that only whether there are some changes a result.
+    if config.workers is not None:
         settings["workers"] = "set"
     return settings
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 
+# A row is held several times while it is read, checked and rendered, by each worker.
 MAX_ROW_BYTES = 16 << 20
 
 

@@ -143,7 +143,8 @@ class Snapshot:
         return [row for (row,) in self._select("SELECT row FROM rows WHERE split = ? ORDER BY row", split)]
 
     def plan_rows(self, split: Split) -> Iterator[tuple[int, str, int, int]]:
-        """Yield (row, id, length, trained tokens) of one split, ascending; 20 times faster than `info`."""
+        """Yield (row, id, length, trained tokens) of one split, ascending."""
+        # 20 times faster than `info`, which parses the messages of each row.
         yield from self._select("SELECT row, id, length, trained FROM rows WHERE split = ? ORDER BY row", split)
 
     def first_views(self) -> dict[int, int]:
@@ -187,6 +188,7 @@ class Snapshot:
     @contextlib.contextmanager
     def _reported_damage(self) -> Iterator[None]:
         """Raise what a damaged rows.sqlite gives as UsageError."""
+        # Opening compares sizes only, since each command opens it; hashes are compared where a snapshot is found again.
         try:
             yield
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -242,7 +244,7 @@ def messages_json(messages: Sequence[Message]) -> str:
 
 
 def _mapped(path: Path) -> memoryview:
-    if path.stat().st_size == 0:
+    if path.stat().st_size == 0:  # mmap refuses it
         return memoryview(b"")
     with open(path, "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -115,6 +115,7 @@ def _is_note(text: str) -> bool:
 
 def _tried(records: Sequence[Row], columns: dict[str, str]) -> Suggestion | None:
     """Return a mapping with what it reads; None if it does not read most rows."""
+    # It is tried as the checks would read it, so that what is shown is what would be trained.
     inside = [row for record in records for row in rows_at(record, columns[ROWS])] if ROWS in columns else records
     rows: Sequence[Row] = [row for row in inside if isinstance(row, dict)]
     talks = rows

@@ -16,16 +16,15 @@ _GIVE = "give a file, a folder, a glob, '-' or 'store'"
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """Yield all files below `folder`, also through links, and enter each folder once.
-
-    Raise UsageError for a folder that may not be read: its rows would be missing without a word.
-    """
+    """Yield all files below `folder`, also through links. Raise UsageError for a folder that may not be read."""
 
     def refuse(error: OSError) -> None:
+        # Its rows would be missing without a word.
         if not isinstance(error, FileNotFoundError):  # a folder that was removed meanwhile
             message = f"cannot read the folder {spelled(error.filename)}: {error.strerror}"
             raise UsageError(message, hint=path_hint(error)) from None
 
+    # Each folder is entered once: links may form circles.
     entered: set[tuple[int, int]] = set()
     for parent, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         status = os.stat(parent)
@@ -53,6 +52,7 @@ def matching_files(pattern: str) -> Iterator[str]:
 
 def name_problem(path: str) -> tuple[str, str] | None:
     """Return why a database, YAML and JSON can't hold a name, with a hint; None where they can."""
+    # Python gives the bytes of a name that its locale can't decode as lone surrogates.
     if path.encode("utf-8", "replace").decode() == path:
         return None
     try:
@@ -78,6 +78,7 @@ def is_pipe(path: str) -> bool:
 
 def find_sources(paths: str | Sequence[str]) -> list[str]:
     """Return the file names, "-" and "store", each once; folders and globs are sorted. Raise UsageError."""
+    # A file that two patterns name would be learned twice.
     found: dict[str, str] = {}  # real path -> name
     for path in map(os.path.expanduser, [paths] if isinstance(paths, str) else paths):  # YAML does not expand `~`
         for name in [path] if path in ("-", "store") else _files_of(path):
@@ -110,7 +111,8 @@ def _files_of(path: str) -> list[str]:
 
 
 def refuse_read_once(paths: str | Sequence[str]) -> None:
-    """Raise UsageError for standard input and pipes, where rows are read several times."""
+    """Raise UsageError for standard input and pipes."""
+    # They can be read once, and whoever asks reads the rows several times.
     once = next((path for path in ([paths] if isinstance(paths, str) else paths) if path == "-" or is_pipe(path)), None)
     if once is not None:
         name = "standard input" if once == "-" else f"{spelled(once)}, a pipe,"

@@ -44,7 +44,8 @@ class Inputs:
             yield from read_rows(source)
 
     def changed(self) -> str | None:
-        """Return a file that has other bytes now, or is gone. It may have got more behind them."""
+        """Return a file that has other bytes now, or is gone; None without one."""
+        # More behind them is no change: a log that grows is read as it was when it was hashed.
         for source, before in self.files:
             if source.kind == "store":
                 continue
@@ -75,7 +76,7 @@ def plan_inputs(
             files.append(_hashed(source_of(path, name, encoding)))
         progress(number, len(names))
     sources = tuple(_days_joined([source for source, _ in files]))
-    # The names of Slack's users are written into the rows.
+    # The names of Slack's users are written into the rows, so another name is another snapshot.
     users = {source.users for source in sources if os.path.isfile(source.users)}
     files += [_hashed(Source(path, path, "json")) for path in sorted(users)]
     total = hashlib.sha256()
@@ -85,7 +86,8 @@ def plan_inputs(
 
 
 def _days_joined(sources: Sequence[Source]) -> Iterator[Source]:
-    """Yield the sources, with the files of each of Slack's channels as one: threads last for days."""
+    """Yield the sources, with the files of each of Slack's channels as one."""
+    # A file has the messages of one day, and threads last for days.
     for channel, group in itertools.groupby(sources, lambda source: slack.channel_of(source.path)):
         parts = tuple(group)
         if channel is None:
@@ -107,12 +109,14 @@ def _hashed(source: Source, size: int | None = None) -> tuple[Source, str]:
             digest.update(block)
             done += len(block)
             lines += block.count(b"\n")
+    # The last line may have no break.
     lines += bool(block) and not block.endswith(b"\n")
     return replace(source, size=done, lines=0 if source.packed else lines), digest.hexdigest()
 
 
 def _copied(name: str, path: Path) -> str:
-    """Copy standard input or a pipe, which can be read only once, and return the path of the copy."""
+    """Copy standard input or a pipe, and return the path of the copy."""
+    # It can be read only once, and is hashed, understood and read.
     piped = contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")  # noqa: SIM115
     with open(path, "wb") as copy, piped as content:
         shutil.copyfileobj(content, copy, BLOCK_BYTES)
@@ -121,6 +125,7 @@ def _copied(name: str, path: Path) -> str:
 
 def _store() -> tuple[Source, str]:
     """Return the interactions in hive.db; its size is the last row id, and its hash that of all ids."""
+    # An id is the hash of a row's content, so equal ids are equal rows; what people add to a row is a column beside it.
     path = database_path()
     digest = hashlib.sha256()
     rows = last = 0

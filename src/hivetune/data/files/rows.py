@@ -94,6 +94,7 @@ def _joined_rows(rows: Iterator[PlacedRow], name: str, log: Log | None = None) -
     """Yield one row for each conversation of a file called `name`, if a format, or `log`, reads its rows together;
     else the rows.
     """
+    # The beginning tells a log; what comes behind it and is no line of it is a row of its own.
     first = list(itertools.islice(rows, _NUM_SAMPLE))
     everything = itertools.chain(first, rows)
     begun = [event for _, record in first if (event := _object(record)) is not None]
@@ -165,7 +166,8 @@ class _Line(NamedTuple):
 
 
 def byte_lines(blocks: Iterable[bytes]) -> Iterator[_Line]:
-    """Yield the lines of a file. Of one that is larger than any row only the beginning is held."""
+    """Yield the lines of a file."""
+    # Of one that is larger than any row only the beginning is held: a file without line breaks may exceed the memory.
     begun: list[bytes] = []
     size, number = 0, 1
     for block in blocks:
@@ -210,32 +212,31 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
     if not first.strip():
         return
     delimiter = max(DELIMITERS, key=first.count)
+    # Not strict, the library would take all rows behind an open quote for one field.
     reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
-    header: list[str] | None = None
-    names: list[str] = []
+    names, header = list[str](), list[str]()
     number = 1
-    while True:
-        try:
-            fields = next(reader, None)
-        except csv.Error as error:
-            raise DataRefused(
-                f"{spelled(source.name)}:{number} is no CSV: {error}; nothing behind it can be read",
-                hint='inside a quoted field write two quotes ("") for one, and close each field',
-            ) from None
-        if fields is None:
-            return
-        if header is None:
-            names, header = fields, _names(fields, source.name)
-        elif any(fields) and fields != names:  # no blank line, no separators alone, no header of a file that was joined
-            if len(fields) == len(header):
-                yield number, dict(zip(header, fields, strict=True))
-            else:
-                yield number, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
-        number = reader.line_num + 1
+    try:
+        for fields in reader:
+            if not header:
+                names, header = fields, _names(fields, source.name)
+            # No blank line, no separators alone, and no header of another file that was joined to this one.
+            elif any(fields) and fields != names:
+                if len(fields) == len(header):
+                    yield number, dict(zip(header, fields, strict=True))
+                else:
+                    yield number, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise DataRefused(
+            f"{spelled(source.name)}:{number} is no CSV: {error}; nothing behind it can be read",
+            hint='inside a quoted field write two quotes ("") for one, and close each field',
+        ) from None
 
 
 def _names(header: list[str], name: str) -> list[str]:
-    """Return the names of the columns; one without a name is called by its place. Raise DataRefused for equal ones."""
+    """Return the names of the columns. Raise DataRefused for equal ones."""
+    # One without a name is called by its place: pandas writes its index so.
     names = [column.strip() or f"column_{place}" for place, column in enumerate(header, 1)]
     twice = next((column for column in names if names.count(column) > 1), None)
     if twice is not None:
@@ -276,7 +277,8 @@ def _arrow_batches(source: Source) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without NaN and null, which Arrow writes for columns that a row lacks, and with bytes as text."""
+    """Return a value without NaN and null, and with bytes as text."""
+    # Arrow has all columns in all rows, and all keys in all structs: those that a row lacks are null.
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -290,6 +292,7 @@ def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
     """Yield (line, JSON of a row) of a document: an array of rows, maybe below a key ({"data": [..]}), or objects one
     after the other. Raise DataRefused where it is broken, and for one that is too large to be held as one text.
     """
+    # One row after the other, since the objects of a whole document take many times its text.
     text = _whole_text(source)
     begin = _begin_of_list(text)
     at, line, counted = _behind_space(text, begin), 1, 0
@@ -358,7 +361,7 @@ def _has_no_rows(document: str) -> bool:
 
 def _store_rows(source: Source) -> Iterator[RawRow]:
     with closing(open_to_read(source.path, finished=is_read_only(Path(source.path)))) as database:
-        # Invalid UTF-8, as from a flipped bit, refuses only its row.
+        # Invalid UTF-8, as from a flipped bit, refuses only its row, and not the whole query.
         database.text_factory = lambda content: content.decode("utf-8", "backslashreplace")
         columns = ("id", "source", "row", *STORE_COLUMNS)
         query = f"SELECT {', '.join(columns)} FROM interactions WHERE rowid <= ? ORDER BY rowid"

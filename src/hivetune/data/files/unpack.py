@@ -84,7 +84,8 @@ def _checked_blocks(source: Source) -> Iterator[bytes]:
 
 
 def as_utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield a text of another encoding as UTF-8. What is broken in it becomes U+FFFD, which the checks refuse."""
+    """Yield a text of another encoding as UTF-8."""
+    # What is broken in it becomes U+FFFD, which the checks refuse in its row.
     texts = codecs.iterdecode(blocks, encoding, "replace")
     yield next(texts, "").removeprefix("\ufeff").encode("utf-8", "replace")
     for text in texts:
@@ -92,8 +93,9 @@ def as_utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
 
 
 def beginning(source: Source, size: int) -> bytes:
-    """Return the first bytes of a file as `read_blocks` gives them, at most `size`. A damaged end is met later."""
+    """Return the first bytes of a file as `read_blocks` gives them, at most `size`."""
     data = b""
+    # Damage is told where the rows are read, with its place.
     with contextlib.suppress(DataRefused):
         for block in read_blocks(source):
             data += block

@@ -19,6 +19,7 @@ from hivetune.base.database import transaction
 from hivetune.data.columns import extract
 from hivetune.data.reasons import RowRefused
 
+# Possessive and bounded: linear in a broken row, whatever its quotes are.
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')
 _WORD = re.compile(r"[^\s\"'{}\[\],;:=()]{1,1000}+")
 _COLUMNS = "id, content_id, source, session, user, agent, category, time, success, feedback, row"
@@ -83,6 +84,7 @@ def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
     batch is stored.
     """
     with transaction(database):
+        # Inside the transaction: what is forgotten while it waits for the lock stays away.
         forgotten = load_forgotten(database)
         outcomes, reasons = Counter[str](), Counter[str]()
         for delivery in batch.deliveries:
@@ -122,7 +124,8 @@ def iter_refused(database: sqlite3.Connection, *, since: float, limit: int) -> I
 
 
 def row_hash(row: Mapping[str, Any]) -> str:
-    """Return a hash (32 hex digits) of a row that does not depend on the order of its keys."""
+    """Return a hash (32 hex digits) of a row."""
+    # It does not depend on the order of its keys: a table's columns have another one than a log's.
     return _hash(json.dumps(row, sort_keys=True, separators=(",", ":")))
 
 
@@ -169,7 +172,8 @@ def raw_hash(raw: bytes) -> str:
 
 
 def is_forgotten_raw(forgotten: frozenset[tuple[str, str]], sources: Sequence[str], raw: bytes) -> bool:
-    """Return whether a broken row was forgotten: any of its words may be a forgotten user or session."""
+    """Return whether a broken row was forgotten."""
+    # Any of its words may be a forgotten user or session.
     if not forgotten:
         return False
     if is_forgotten(forgotten, sources, raw=raw_hash(raw)):
@@ -184,6 +188,7 @@ def _store(database: sqlite3.Connection, delivery: Delivery, forgotten: frozense
     if isinstance(row, RowRefused):
         if is_forgotten_raw(forgotten, names, delivery.raw):
             return "forgotten"
+        # By its bytes, so that it is counted once; without any, by its place.
         seen = delivery.raw or delivery.place.encode("utf-8", "surrogateescape")
         identity = hashlib.blake2b(seen, digest_size=16).hexdigest()
         values: tuple[object, ...] = (identity, place, row.reason, row.hint, delivery.raw[:KEPT_RAW_BYTES], time.time())
@@ -194,6 +199,7 @@ def _store(database: sqlite3.Connection, delivery: Delivery, forgotten: frozense
         who = {"session": fields.session, "user": fields.user, "row": identity, "content": content}
         if is_forgotten(forgotten, names, **who):
             return "forgotten"
+        # A row's own time counts: a stream that was copied has new times of arrival.
         moment = delivery.time if fields.time is None else fields.time
         values = (identity, content, place, fields.session, fields.user, fields.agent, fields.category, moment)
         values += (fields.success, fields.feedback, dump_row(row))

@@ -126,6 +126,7 @@ class FileReader(Reader):
         except PermissionError:
             raise UsageError(f"{spelled(path)} is not readable", hint=f"chmod u+r {quoted(path)}") from None
         with file:
+            # Of the open file: the name may be another's by now.
             now = os.fstat(file.fileno())
             identity, is_silent = _identity(now), time.time() - now.st_mtime > SILENT_S
             position = self._positions.get(identity, Position(*identity))
@@ -175,7 +176,8 @@ def _tail(file: BufferedReader, offset: int) -> str:
 
 
 def _is_complete(line: bytes) -> bool:
-    """Return whether a last line without a line feed is a whole row; no prefix of a JSON object is one."""
+    """Return whether a last line without a line feed is a whole row."""
+    # No prefix of a JSON object is one.
     try:
         parse_row(line)
     except RowRefused:

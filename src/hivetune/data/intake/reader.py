@@ -75,6 +75,7 @@ def rows_of_cells(cells: Mapping[str, Any], field: str | None, names: Mapping[st
     They are the JSON of `field`, else of one of WRAPPERS with the other cells, else the cells themselves, in which
     JSON objects and arrays are parsed.
     """
+    # With nothing beside it, what is wrong with the wrapper's JSON is the reason to tell.
     only = next(iter(cells)) if len(cells) == 1 else ""
     if field is None and only in WRAPPERS:
         field = only
@@ -120,9 +121,8 @@ def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
 
 
 def parse_options(query: str, names: Sequence[str], source: str, *, strict: bool) -> dict[str, str]:
-    """Return our own query parameters. Others belong to the client, unless they look like a typing error. Raise
-    UsageError.
-    """
+    """Return our own query parameters. Raise UsageError for others; not `strict`, for those that look like ours."""
+    # Of a URL the others belong to the client. No password is shown.
     shown = source.partition("?")[0].rpartition("@")[2]
     options: dict[str, str] = {}
     for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):

@@ -125,11 +125,12 @@ class RedisReader(Reader):
             raise UsageError(f"{self._shown}: {error}", hint="redis://[:PASSWORD@]HOST:PORT/DB?stream=NAME") from None
 
     def _check(self) -> None:
-        """Note entries that were trimmed before they were read. A stream that was made again is read from its start."""
+        """Note entries that were trimmed before they were read."""
         stream: dict[str, Any] = {}
         if self._client.exists(self._stream):
             stream = self._client.xinfo_stream(self._stream)
         if stream and _numbers(stream["last-generated-id"]) < _numbers(self._after):
+            # It was deleted and made again, with smaller ids than the last that was read.
             self._after, self._num_read = BEGINNING, 0
         first = stream.get("first-entry")
         is_behind = first is None or _numbers(first[0]) > _numbers(self._after)
@@ -160,7 +161,8 @@ class RedisReader(Reader):
 
 
 def _is_passing(error: Exception, wrong: Any) -> bool:
-    """Return whether the same command may work a moment later, as while a server starts or a replica takes over."""
+    """Return whether the same command may work a moment later."""
+    # As while a server starts, or a replica takes over. A wrong password stays wrong.
     of_clusters = wrong.ClusterError | wrong.RedisClusterException | wrong.AskError | wrong.TryAgainError
     refused = wrong.AuthenticationError | wrong.AuthorizationError
     return isinstance(error, wrong.ConnectionError | wrong.TimeoutError | OSError | of_clusters) and not isinstance(

@@ -142,7 +142,8 @@ class SqliteReader(Reader):
 
 
 def _decode(text: bytes) -> str | bytes:
-    """Return text that is not UTF-8 as bytes, so that only its row is refused."""
+    """Return text that is not UTF-8 as bytes."""
+    # An error here would end the query; bytes refuse only their row.
     try:
         return text.decode()
     except UnicodeDecodeError:
@@ -154,6 +155,7 @@ def _quote(name: str) -> str:
 
 
 def _hash_of_last(page: Sequence[Cells], value: int | float | str | None) -> str | None:
-    """Return a hash of the rows that have this value of the cursor, whatever their order; None where there are none."""
+    """Return a hash of the rows that have this value of the cursor; None where there are none."""
+    # Sorted: SQLite may give rows with equal values in any order.
     rows = sorted(repr(cells) for cells in page if cells["#cursor"] == value)
     return hashlib.blake2b(repr(rows).encode("utf-8", "replace"), digest_size=12).hexdigest() if rows else None

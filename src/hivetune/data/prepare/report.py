@@ -21,7 +21,9 @@ from hivetune.data.reasons import REASONS, REWRITTEN
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
 
-SHOWN_EXTREMES, FREQUENT_ANSWERS, ANSWER_CHARS = 3, 10, 200
+SHOWN_EXTREMES = 3
+# What a placeholder or an error of an API looks like is for people to see: it is among the most frequent answers.
+FREQUENT_ANSWERS, ANSWER_CHARS = 10, 200
 # Of each reason: a hint may hold a number of tokens, so that each row has its own.
 SHOWN_HINTS = 10
 SHOWN_AGENTS = 8
@@ -77,6 +79,7 @@ def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_len
     """Return the report of all rows. Law 1 is asserted: rows_in = usable + duplicates + rejected + set aside."""
     fates, rejected, set_aside = work.counts(), work.refused("reject"), work.refused("set_aside")
     usable, duplicates = (sum(fates.get(fate, 0) for fate in kinds) for kinds in (SPLITS, DUPLICATES))
+    # A row in no count, or in two, is a bug, and never a report.
     assert work.num_rows == usable + duplicates + sum(rejected.values()) + sum(set_aside.values())
     changed, changes = _changes(work)
     [(tokens, trained_tokens)] = work.all(f"SELECT total(num_tokens), total(trained) FROM rows WHERE {USABLE}")
@@ -110,9 +113,8 @@ def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_len
 
 
 def unmatched(work: Work, data: DataConfig, row: Row) -> list[dict[str, str]]:
-    """Return the mappings and settings that fit no row, each with its problem and a hint: they would be ignored without
-    a word. `row` is one of the rows.
-    """
+    """Return the mappings and settings that fit no row, each with its problem and a hint. `row` is one of the rows."""
+    # They would be ignored without a word, and another column be read.
     num_read = work.one("SELECT count(*) FROM rows WHERE hash64 NOT NULL")
     if num_read == 0:
         return []
@@ -189,9 +191,7 @@ def _places(kinds: Iterable[tuple[str, str, str, int]]) -> list[dict[str, Any]]:
 
 
 def _frequent_answers(work: Work) -> list[dict[str, Any]]:
-    """Return the most frequent last answers of the usable rows, each with its number: what a placeholder or an error of
-    an API looks like is for people to see.
-    """
+    """Return the last answers that several usable rows have, the most frequent first, each with its number of rows."""
     query = (
         "SELECT json_extract(messages, '$[#-1].content') AS answer, count(*) FROM rows JOIN bodies USING (n)"
         f" WHERE {USABLE} GROUP BY answer HAVING count(*) > 1 ORDER BY 2 DESC, 1 LIMIT ?"
@@ -209,10 +209,8 @@ def _by_split(work: Work, column: str) -> dict[str, dict[str, int]]:
 
 
 def _lengths(work: Work, max_length: int | None) -> dict[str, Any]:
-    """Return the lengths in tokens, without a model in characters, of all rows that could be read.
-
-    Those that are too long count, since `init` sets max_length by these figures.
-    """
+    """Return the lengths in tokens, without a model in characters, of all rows that could be read."""
+    # Rows that are too long count: `init` sets max_length by these figures.
     counts = dict(work.all("SELECT length, count(*) FROM rows WHERE length NOT NULL GROUP BY length ORDER BY length"))
     above = sum(count for length, count in counts.items() if length > max_length) if max_length else 0
     return {

@@ -43,6 +43,7 @@ def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig
         usable[row] = 1
     total = usable.count(1)
     limit = max(1, int((data.validation + data.test) * total))
+    # The strongest tie first, since a group that is full takes no more.
     ties = _Ties(num_rows, limit)
     ties.join(_equal(work, "read64", total, ties.broken), always=True)  # one text is never on both sides
     ties.join(_equal(work, "question64", limit, ties.broken))
@@ -95,9 +96,11 @@ def _equal(work: "Work", column: str, most: int, broken: set[int]) -> Iterator[t
 
 
 class _Ties:
-    """Sets of rows that belong together (union-find), each named by its first row, its root. No set grows beyond
-    `limit` rows; `broken` has the rows whose ties were not kept for that.
+    """Sets of rows that belong together, each named by its first row, its root. No set grows beyond `limit` rows;
+    `broken` has the rows whose ties were not kept for that.
     """
+
+    # Union-find with halved paths: almost linear, and two integers a row.
 
     def __init__(self, num_rows: int, limit: int):
         self._roots = array("I", range(num_rows))
@@ -132,6 +135,7 @@ class _Ties:
 
 def _anchors(work: "Work", root: "array[int]") -> "array[int]":
     """Return for each group the hash that decides its side: of its oldest row, without times the smallest hash."""
+    # Rows that come later are newer, so they join the side of the rows that were there.
     times = array("d", [float("inf")]) * len(root)
     anchors = array("Q", [SCALE - 1]) * len(root)
     for row, time, session, question in work.all(
@@ -163,6 +167,8 @@ def _sides(
         (rows >= FEW_ROWS and _misses(held[split], rows)) or held[split] > 2 * rows + 3 for split, rows in wanted
     ):
         return side
+    # In the order of their hashes, each into the first split that has room: still no state, and nothing of the input's
+    # order.
     side, held = bytearray(len(anchors)), [0] * len(SPLITS)
     for group in sorted(groups, key=lambda group: (anchors[group], group)):
         for split, rows in wanted if sizes[group] <= limit else ():

@@ -255,6 +255,7 @@ def _suggestion(line: Suggestion) -> dict[str, Any]:
 
 def _preview(text: str) -> str:
     """Return the beginning of a text on one line, without secrets and personal data."""
+    # Cut off in front of the search, since a column may hold whole documents; what is shown is far shorter.
     clean: str = redact_everything(" ".join(text[:LOOKED_AT_CHARS].split()))
     return clean if len(clean) <= PREVIEW_CHARS else f"{clean[: PREVIEW_CHARS - 3]}..."
 
