@@ -68,7 +68,9 @@ class DataConfig(Section):
 
     balance: Literal["none", "agent", "category"] = setting("none", "train equally many rows of each of these")
     system_prompts: dict[str, str] = setting({}, "system prompt of each agent, for rows without one")
-    on_overlong: Literal["reject", "split", "cut"] = setting("reject", "what to do with rows longer than max_length")
+    on_overlong: Literal["reject", "split", "cut"] = setting(
+        "reject", "rows longer than max_length: reject, split before questions, or cut"
+    )
     also_train: list[Literal["failed", "untrusted", "own_answers"]] = setting(
         [], "train these rows too: failed, untrusted (text from tools or web pages), own_answers (nobody approved)"
     )

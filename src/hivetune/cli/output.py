@@ -113,7 +113,8 @@ def value_text(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, Mapping):
         unit = unit_of(key)  # that of all values
-        return ", ".join(f"{title_of(name)} {value_text(name + unit, each)}" for name, each in value.items())
+        texts = {title_of(name): value_text(name + unit, each) for name, each in value.items()}
+        return ", ".join(f"{title} {text}" for title, text in texts.items() if text != "-") or "-"
     if isinstance(value, list | tuple):
         return ", ".join(value_text(key, each) for each in value)
     if isinstance(value, os.PathLike):

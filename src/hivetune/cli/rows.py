@@ -194,14 +194,17 @@ def figures(document: Mapping[str, Any]) -> dict[str, Any]:
     lengths, trained = document["lengths"], document["trained_tokens"]
     answers = {json.dumps(one["answer"][:40], ensure_ascii=False): one["rows"] for one in document["answers"]}
     return {
-        **{key: document[key] for key in ("synthetic", "groups", "learn")},
+        **{key: {name: value for name, value in document[key].items() if value} for key in ("groups", "learn")},
+        "synthetic": document["synthetic"] if document["synthetic"]["rows"] else None,
         "read as": {spelled(name): encoding for name, encoding in document["encodings"].items()},
         "most frequent answers": answers,
         "shortest rows": {spelled(one["source"]): one["length"] for one in lengths["shortest"]},
         "longest rows": {spelled(one["source"]): one["length"] for one in lengths["longest"]},
         f"length in {lengths['unit']}": {key: lengths[key] for key in ("median", "p90", "p99", "max")},
-        "longer than max_length": lengths["above_max_length"] and f"{lengths['above_max_length']:.1%}",
-        "tokens": trained and f"{document['tokens']:,}, trained {trained:,} ({trained / document['tokens']:.0%})",
+        "longer than max_length": f"{lengths['above_max_length']:.1%}" if lengths["above_max_length"] else None,
+        "tokens": None
+        if not trained
+        else f"{document['tokens']:,}, trained {trained:,} ({trained / document['tokens']:.0%})",
         "not checked without --model": None if document["model"] else "template, tokens and what of them is trained",
     }
 
