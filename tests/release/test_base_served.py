@@ -1,4 +1,4 @@
-"""A base is converted and proven once, before its first training; a run in a copied home is the original's."""
+"""A base is converted and proven once, before its first training, and a release answers as it was proven."""
 
 import json
 import shutil
@@ -9,14 +9,13 @@ import pytest
 from serve.hive import MODEL, add_release, make_home
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, home, sha256_file, write_json, write_manifest
+from hivetune.base.disk import MANIFEST, home, sha256_file
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import HivetuneError
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.process.protocol import Passage
 from hivetune.release import prove
-from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.prove import base_problem, unserved_base
 from hivetune.release.registry import find, gguf_adapter
@@ -66,32 +65,3 @@ def test_another_adapter_in_the_place_of_a_proven_one_is_found(own_home: Path, t
         prove.check_recorded(backend, json.loads(json.dumps(proof)), SERVED_QUANT, 0, labels[0])
         with pytest.raises(HivetuneError, match="answers differently from when it was registered"):
             prove.check_recorded(backend, proof, SERVED_QUANT, 1, labels[0])
-
-
-@pytest.mark.parametrize("copied", [True, False])
-def test_an_export_in_a_copied_home_does_not_write_into_the_originals_run(
-    copied: bool, own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run outside of the home has one folder, which both homes name."""
-    original, run = home(), tmp_path / "run"
-    model = original / "models" / MODEL
-    model.mkdir(parents=True)
-    for name, text in (("hivetune.json", '{"name": "m"}'), ("model.safetensors", ""), ("tokenizer.json", "{}")):
-        (model / name).write_text(text)
-    write_manifest(model)
-    run.mkdir()
-    (run / "adapter_model.safetensors").write_bytes(b"weights")
-    (run / "adapter_config.json").write_text("{}")
-    record = {"schema": 1, "name": "demo", "created": 0, "status": "done", "model": str(model), "home": str(original)}
-    write_json(run / "run.json", record)
-    if copied:
-        shutil.copytree(original, tmp_path / "copy")
-        monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "copy"))
-        with pytest.raises(UsageError, match="belongs to the home") as refused:
-            export_run(run, "adapter")
-        assert f"HIVETUNE_HOME={original} hivetune export" in refused.value.hint and not (run / "export").exists()
-        monkeypatch.setenv("HIVETUNE_HOME", str(original))
-    assert export_run(run, "adapter").made
-    assert (run / "export/adapter" / MANIFEST).is_file()
-    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "copy"))
-    assert not export_run(run, "adapter").made, "what is there may be read"

@@ -22,7 +22,7 @@ def made(own_home: Path) -> Iterator[Path]:
     """A home with one of each, 40 days old."""
     for name in (
         "snapshots/aa",
-        "bases/m-12345678-q8_0",
+        "bases/0123456789abcdef-q8_0",
         "scores/bb",
         "answers/cc",
         "models/.m.9.tmp",
@@ -50,7 +50,7 @@ def found() -> dict[str, str]:
 def test_what_nothing_uses_is_found_and_only_looked_at(made: Path) -> None:
     assert found() == {
         "snapshots/aa": "snapshot",
-        "bases/m-12345678-q8_0": "base",
+        "bases/0123456789abcdef-q8_0": "base",
         "scores/bb": "losses",
         "answers/cc": "answers",
         "models/.m.9.tmp": "left over",
@@ -64,17 +64,17 @@ def test_what_is_young_may_be_needed_in_a_moment(made: Path) -> None:
         age(made / name, 0.5)
     for name in ("scores/bb", "answers/cc"):
         age(made / name, MEASURED_DAYS - 1)
-    assert found() == {"bases/m-12345678-q8_0": "base"}
+    assert found() == {"bases/0123456789abcdef-q8_0": "base"}
 
 
 def test_what_a_release_names_stays(made: Path) -> None:
     with closing(open_database()) as database:
         database.execute(
             "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, proof, created)"
-            " VALUES ('faq', 1, '/gone', 'm', '12345678ff', '0', 'aa', '{}', 0)"
+            " VALUES ('faq', 1, '/gone', 'm', '0123456789abcdef00', '0', 'aa', '{}', 0)"
         )
         database.execute("INSERT INTO moves VALUES (NULL, 'faq', 1, 'promoted', 0, '', '', 0)")
-    assert not {"snapshots/aa", "bases/m-12345678-q8_0"} & found().keys()
+    assert not {"snapshots/aa", "bases/0123456789abcdef-q8_0"} & found().keys()
 
 
 def test_what_a_run_names_stays_whatever_is_damaged_in_it(made: Path) -> None:

@@ -75,16 +75,6 @@ def test_a_release_keeps_its_files_when_the_run_is_gone(database: sqlite3.Connec
     assert all(path.stat().st_mode & 0o777 == 0o400 for path in release.folder.rglob("*") if path.is_file())
 
 
-def test_the_same_adapter_is_registered_once_and_takes_a_later_verdict(
-    database: sqlite3.Connection, tmp_path: Path
-) -> None:
-    run = finished_run(tmp_path / "run")
-    register(database, run, "helpdesk", about(run, None), by="test")
-    release, new = register(database, run, "helpdesk", about(run, "deploy"), by="test")
-    assert (release.version, release.verdict, new) == (1, "deploy", False)
-    assert read_json(release.folder / MANIFEST)["verdict"] == "deploy"  # what `why` tells
-
-
 def test_two_that_register_at_the_same_time_never_copy_into_one_folder(
     database: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,18 +94,21 @@ def test_two_that_register_at_the_same_time_never_copy_into_one_folder(
     release.check()
 
 
-def test_an_export_that_came_later_is_added(database: sqlite3.Connection, tmp_path: Path) -> None:
+def test_the_same_adapter_is_registered_once_and_takes_a_later_verdict_and_export(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
     """A release without a GGUF adapter can't be served; registered again it can."""
     run = finished_run(tmp_path / "run")
-    release, _ = register(database, run, "helpdesk", about(run), by="test")
-    promote(database, release.label, by="ann")
+    release, _ = register(database, run, "helpdesk", about(run, None), by="test")
+    promote(database, release.label, by="ann", force=True, reason="a test")
     shutil.rmtree(run)
     finished_run(run, export=True)
     for round_ in range(2):
         inode = release.folder.stat().st_ino
         again, new = register(database, run, "helpdesk", about(run) | {"proof": {"holds": True}}, by="test")
-        assert (again.label, new, again.aliases) == ("helpdesk@1", False, ("champion",))
+        assert (again.label, new, again.aliases, again.verdict) == ("helpdesk@1", False, ("champion",), "deploy")
         again.check()
+        assert read_json(release.folder / MANIFEST)["verdict"] == "deploy"  # what `releases` tells
         assert (again.folder / "exports/gguf-f16/demo-f16.gguf").is_file() and again.proof == {"holds": True}
         assert (release.folder.stat().st_ino == inode) == (round_ == 1)  # nothing more to add
     assert [path.name for path in release.folder.parent.iterdir()] == ["1"]
@@ -271,21 +264,26 @@ def test_names_are_plain(name: str, database: sqlite3.Connection, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_crash_at_any_change_leaves_the_old_or_the_new_state(database: sqlite3.Connection, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_crash_at_any_change_leaves_the_old_or_the_new_state(
+    is_known: bool, database: sqlite3.Connection, tmp_path: Path
+) -> None:
     """Killed before each change of the file system, then registered again: one release, whole, at its own version."""
     run = finished_run(tmp_path / "run", export=True)
-    name = "crashed"
 
-    def register_it() -> None:
+    def register_it(verdict: str | None = "deploy") -> None:
         with closing(open_database()) as own:
-            register(own, run, name, about(run), by="test")
+            register(own, run, name, about(run, verdict), by="test")
 
+    name = "crashed"
+    register_it(None) if is_known else None
     for number in each_crash(register_it):
         release, _ = register(database, run, name, about(run), by="test")
-        assert release.label == f"{name}@1"
+        assert (release.label, release.verdict) == (f"{name}@1", "deploy")
         release.check()
         assert sorted(path.name for path in release.folder.parent.iterdir()) == ["1"]
         name = f"crashed-{number}"
+        register_it(None) if is_known else None
     assert number > 10
 
 

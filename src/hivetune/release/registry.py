@@ -240,15 +240,6 @@ def gguf_adapter(release: Release) -> Path:
     )
 
 
-def exports_in(folder: Path) -> dict[str, list[str]]:
-    """Return the main files of each kind of export, relative to `folder`."""
-    exports = {}
-    for kind in sorted(path for path in (folder / EXPORTED).glob("*") if path.is_dir()):
-        names = sorted(str(path.relative_to(folder)) for path in kind.glob("*.gguf"))
-        exports[kind.name] = names or [str(kind.relative_to(folder))]
-    return exports
-
-
 def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
     """Return the origin and the evidence of a release, which `hivetune releases NAME@VERSION` tells. Raises UsageError,
     HivetuneError."""
@@ -271,9 +262,10 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
         return document
     release.check()
     manifest = read_json(release.folder / MANIFEST)
+    files = {kind.name: sorted(kind.glob("*.gguf")) or [kind] for kind in (release.folder / EXPORTED).glob("*")}
     return document | {
         "folder": str(release.folder),
-        "exports": exports_in(release.folder),
+        "exports": {kind: [str(path.relative_to(release.folder)) for path in files[kind]] for kind in sorted(files)},
         **{key: manifest[key] for key in ("verdict", "judgement", "data", "settings", "machine", "hivetune")},
     }
 

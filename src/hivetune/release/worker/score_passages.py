@@ -48,11 +48,8 @@ def score_all(module: nn.Module, passages: Sequence[Passage], top: int, heartbea
         scores_PV = torch.log_softmax(module(input_ids=tokens_1L, use_cache=False).logits[0, before_P].float(), -1)
         logprobs = scores_PV[torch.arange(len(before_P)), tokens_1L[0, before_P + 1]].tolist()
         likeliest = scores_PV.topk(min(top, scores_PV.shape[1]), dim=-1)
-        tops = [
-            [list(pair) for pair in zip(tokens, values, strict=True)]
-            for tokens, values in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-        ]
-        scores.append([list(token_pair) for token_pair in zip(logprobs, tops, strict=True)])
+        tops = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+        scores.append([[own, list(map(list, zip(*top, strict=True)))] for own, top in zip(logprobs, tops, strict=True)])
         heartbeat.beat(Beat.ITEM)
     return scores
 
