@@ -68,7 +68,7 @@ def adapter_problem(base: Header, adapter: Header) -> str | None:
 def read_header(path: Path) -> Header:
     """Return the header of a file. Raises UsageError for a file that is not GGUF, is damaged in its header, or ends
     before its last tensor does. Of arrays only the length is kept."""
-    # 0.1 s on SmolLM2's file, where gguf.GGUFReader takes 4 s: it makes an array of each of 100,000 words.
+    # 0.02 s on SmolLM2's file, where gguf.GGUFReader takes 4 s: it makes an array of each of 100,000 words.
     try:
         with (
             open(open_plain(path, links=True), "rb") as file,
@@ -127,8 +127,10 @@ class _Reader:
             return self._take(_layout(kind))[0]
         element, count = self._take("<IQ")
         if element == STRING:
+            length_at = struct.Struct("<Q").unpack_from  # a vocabulary has 100,000 words
             for _ in range(count):
-                self._skip(*self._take("<Q"))
+                self.at += 8 + length_at(self.data, self.at)[0]
+            self._skip(0)
         else:
             self._skip(count * struct.calcsize(_layout(element)))
         return count

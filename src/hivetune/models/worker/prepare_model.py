@@ -208,7 +208,7 @@ def _special_ids(work: Path, name: str) -> dict[str, Any]:
             ids += [number for number in numbers if number >= 0]  # Llama 1 has -1
     tokenizer = _read_object(work / "tokenizer.json", name)
     try:
-        Tokenizer.from_str(json.dumps(tokenizer))
+        Tokenizer.from_file(str(work / "tokenizer.json"))
     except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
         fault = f"tokenizer.json is not a tokenizer: {str(error)[:200]}"
         raise UsageError(f"model {name}: {fault}", hint=INCOMPLETE) from None
