@@ -1,4 +1,4 @@
-"""Tiny random models with tokenizers of their own, one per architecture that is exported: real code, no download."""
+"""A tiny random model with a tokenizer of its own: real code, no download."""
 
 import json
 from pathlib import Path
@@ -17,10 +17,6 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Not our own files: a word changed in one of them would change the tokens, and with them what random weights say.
 CORPUS = [topics[name] for name in sorted(topics)[:6]]
 SPACE = "\u2581"
-# family: (architecture in transformers, settings besides the common ones)
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {"tie_word_embeddings": True}),
-}
 NASTY = (
     "Hello world, it's 12345.678 and they'LL see 1,000,000 of 3.14159!",
     "  two  spaces\n\n\nthree newlines\r\n\ttabs\t\t and trailing   ",
@@ -66,52 +62,38 @@ def write_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def write_model(folder: Path, family: str) -> Any:
-    """A prepared folder with a random model; returns the transformers module (float32)."""
+def write_model(folder: Path, family: str = "llama") -> Any:
+    """A prepared folder with a small random Llama; returns the transformers module (float32)."""
     import torch
     import transformers
 
     from hivetune.models.worker.linears import count_sizes
 
-    name, extra = FAMILIES[family]
     tokenizer = write_tokenizer(folder)
     end = tokenizer.token_to_id("<|im_end|>")
-    common = {
-        "vocab_size": tokenizer.get_vocab_size() + 5,  # embeddings are often padded
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "initializer_range": 0.3,  # large enough that a wrong rotation or norm shows
-        "eos_token_id": end,
-        "bos_token_id": None,
-        "pad_token_id": 0,
-    }
-    config = getattr(transformers, f"{name}Config")(**{**common, **extra})
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size() + 5,  # embeddings are often padded
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,  # large enough that a wrong rotation or norm shows
+        eos_token_id=end,
+        bos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    )
     torch.manual_seed(7)
-    prefix = name.removesuffix("Text")
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if "norm" in parameter_name:
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
                 parameter.add_(0.2 * torch.randn_like(parameter))
-            elif parameter_name.endswith("bias"):
-                parameter.copy_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder)
-    described = {
-        "schema": SCHEMA,
-        "name": family,
-        "kind": "folder",
-        "source": family,
-        "revision": None,
-        "eos_ids": [end],
-        "pad_id": 0,
-        "bos_id": None,
-        "template_sha256": "",
-        "sizes": count_sizes(model),
-    }
+    described = {"schema": SCHEMA, "name": family, "kind": "folder", "source": family, "revision": None}
+    described |= {"eos_ids": [end], "pad_id": 0, "bos_id": None, "template_sha256": "", "sizes": count_sizes(model)}
     (folder / "hivetune.json").write_text(json.dumps(described))
     (folder / "manifest.json").write_text("{}")
     return model

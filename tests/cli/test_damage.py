@@ -62,15 +62,8 @@ def record(folder: Path, config: RunConfig) -> dict[str, object]:
     result |= {"dtype": "float32", "device": "cpu", "path": "fast", "kernels": "native"}
     identity = {"settings": settings_of(config), "snapshot": "h", "model": sha256_file(folder / "model" / MANIFEST)}
     paths = {"model": str(folder / "model"), "snapshot": str(folder / "snapshot")}
-    return {
-        "schema": 1,
-        "name": "mine",
-        "created": 5.0,
-        "status": "done",
-        "identity": identity,
-        "result": result,
-        **paths,
-    }
+    known = {"schema": 1, "name": "mine", "created": 5.0, "status": "done"}
+    return {**known, "identity": identity, "result": result, **paths}
 
 
 def flip(path: Path, where: int, bit: int) -> None:
