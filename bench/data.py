@@ -1,27 +1,27 @@
-"""Rows a second and memory of checking and preparing data, and of the usual alternatives on the same file.
+"""Rows a second and memory of checking and preparing data.
 
-    python bench/data.py [--rows 1000000] [--model smollm2-135m] [--work FOLDER]
+    python bench/data.py [--rows 1000000] [--model smollm2-135m]
 
 Makes its file on the spot: chat rows of about 500 bytes, cut from Python's own documentation, one in a hundred an
 exact and one in a hundred a near duplicate, one in two hundred with an e-mail address or a key in it. Each case runs in
-a fresh process with a fresh home. Memory is the peak of anonymous memory summed over all its processes, less what the
-same number of bare interpreters holds (Linux: /proc/PID/smaps_rollup). TRL is measured as it comes: loss on all tokens,
-no checks, no duplicates removed.
+a fresh process with a fresh home. Memory is the peak of all its processes' own memory.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import random
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import psutil
+
+from hivetune.models.prepared import fetch_model
 
 SAMPLE_EVERY_S = 0.1
 CASES: dict[str, dict[str, Any]] = {
@@ -66,124 +66,52 @@ def write_rows(path: Path, num_rows: int) -> None:
                 file.write(line + "\n")
 
 
-def anonymous_bytes(pids: list[int]) -> int:
+def memory_bytes(process: psutil.Process) -> int:
+    """Return what a process and all that it started hold alone."""
     total = 0
-    for pid in pids:
+    for each in (process, *process.children(recursive=True)):
         try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        except OSError:
+            total += each.memory_full_info().uss
+        except psutil.NoSuchProcess:
             continue
-        total += sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Anonymous:"))
     return total
 
 
-def family(pid: int) -> list[int]:
-    """The process and everything it started."""
-    found = [pid]
-    for one in found:
-        try:
-            children = Path(f"/proc/{one}/task/{one}/children").read_text().split()
-        except OSError:
-            continue
-        found += [int(child) for child in children]
-    return found
-
-
-class Measured(NamedTuple):
-    seconds: float
-    cpu_seconds: float  # of all processes; on a busy machine the better number
-    memory_bytes: int
-
-
-def measure(command: list[str], environment: dict[str, str]) -> Measured:
-    started, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    peak = most = 0
-    while process.poll() is None:
-        pids = family(process.pid)
-        peak, most = max(peak, anonymous_bytes(pids)), max(most, len(pids))
-        time.sleep(SAMPLE_EVERY_S)
-    seconds, now = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if process.returncode not in (0, 3):
-        sys.exit(f"{command} ended with {process.returncode}")
-    cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-    return Measured(seconds, cpu, peak - most * bare_interpreter_bytes())
-
-
-def bare_interpreter_bytes() -> int:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    time.sleep(0.3)
-    size = anonymous_bytes([process.pid])
-    process.communicate(b"\n")
-    return size
-
-
-def run_case(rows: Path, model: Path, settings: dict[str, Any], work: Path) -> Measured:
-    home = Path(tempfile.mkdtemp(dir=work))
+def measure(rows: Path, model: Path, settings: dict[str, Any]) -> tuple[float, float, int]:
+    """Return seconds, processor seconds of all processes (on a busy machine the better number) and bytes."""
     config = json.dumps({"model": str(model), "data": {"path": str(rows), **settings}})
-    try:
-        return measure([sys.executable, "-c", PREPARE, config], {**os.environ, "HIVETUNE_HOME": str(home)})
-    finally:
-        shutil.rmtree(home)
-
-
-TRL = """
-import os, sys, datasets, trl
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-rows = datasets.load_dataset("json", data_files=sys.argv[1], split="train", cache_dir=sys.argv[3])
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[2])
-tokenizer.pad_token = tokenizer.unk_token
-size = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **size))  # the trainer wants one; it is not run
-cores = os.cpu_count()
-settings = trl.SFTConfig(sys.argv[3], dataset_num_proc=cores, max_length=2048, report_to=[], use_cpu=True, bf16=False)
-print(len(trl.SFTTrainer(model, settings, train_dataset=rows, processing_class=tokenizer).train_dataset))
-"""
-
-
-def run_peer(script: str, rows: Path, model: Path, work: Path) -> Measured:
-    cache = tempfile.mkdtemp(dir=work)
-    try:
-        return measure([sys.executable, "-c", script, str(rows), str(model), cache], dict(os.environ))
-    finally:
-        shutil.rmtree(cache)
-
-
-def line(name: str, rows: int, measured: Measured) -> None:
-    seconds, cpu, memory = measured
-    print(f"| {name} | {rows:,} | {seconds:.1f} | {cpu:.1f} | {rows / seconds:,.0f} | {memory / 1e6:.0f} |", flush=True)
+    with tempfile.TemporaryDirectory(dir=rows.parent) as home:
+        started, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        environment = {**os.environ, "HIVETUNE_HOME": home}
+        process = psutil.Popen([sys.executable, "-c", PREPARE, config], env=environment, stdout=subprocess.DEVNULL)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, memory_bytes(process))
+            time.sleep(SAMPLE_EVERY_S)
+        seconds, now = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if process.returncode != 0:
+        sys.exit(f"the preparation ended with {process.returncode}")
+    return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime, peak
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--model", default="smollm2-135m", help="a prepared model folder, or what hivetune fetch takes")
-    parser.add_argument("--work", type=Path, default=None, help="needs about 4 kB a row")
-    parser.add_argument("--only", default="", help="cases whose name holds this text")
     arguments = parser.parse_args()
-    work = Path(tempfile.mkdtemp(dir=arguments.work))
-    try:
-        model = Path(arguments.model)
-        if not (model / "tokenizer.json").exists():
-            from hivetune.models.prepared import fetch_model
-
-            model = fetch_model(arguments.model)
-        rows = work / "rows.jsonl"
+    model = Path(arguments.model)
+    model = model if (model / "tokenizer.json").exists() else fetch_model(arguments.model)
+    with tempfile.TemporaryDirectory() as work:
+        rows, small = Path(work, "rows.jsonl"), Path(work, "small.jsonl")
         write_rows(rows, arguments.rows)
+        write_rows(small, 10_000)
         print(f"{arguments.rows:,} rows, {rows.stat().st_size / 1e6:.0f} MB, {os.cpu_count()} cores\n")
         print("| case | rows | seconds | CPU seconds | rows/s | memory MB |\n|---|---:|---:|---:|---:|---:|")
-        for name, settings in CASES.items():
-            if arguments.only in name:
-                line(name, arguments.rows, run_case(rows, model, settings, work))
-        small = work / "small.jsonl"
-        write_rows(small, 10_000)
-        if arguments.only in "10,000 rows":
-            line("10,000 rows, all defaults", 10_000, run_case(small, model, {}, work))
-        name = "datasets + TRL's preparation (SFTTrainer made, not run)"
-        if arguments.only in name and importlib.util.find_spec("trl"):
-            line(name, arguments.rows, run_peer(TRL, rows, model, work))
-    finally:
-        shutil.rmtree(work)
+        cases = [(name, rows, arguments.rows, settings) for name, settings in CASES.items()]
+        for name, file, count, settings in (*cases, ("10,000 rows, all defaults", small, 10_000, {})):
+            seconds, cpu, memory = measure(file, model, settings)
+            told = f"{seconds:.1f} | {cpu:.1f} | {count / seconds:,.0f} | {memory / 1e6:.0f}"
+            print(f"| {name} | {count:,} | {told} |", flush=True)
 
 
 if __name__ == "__main__":

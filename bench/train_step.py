@@ -31,9 +31,7 @@ from step.rows import SETS, Set, write_random_rows, write_rows
 from hivetune.base.disk import home
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.models.architecture import read_architecture
-from hivetune.models.prepared import find_prepared, folder_for
-from hivetune.process.parent import run_task
-from hivetune.process.protocol import PrepareModel
+from hivetune.models.prepared import fetch_model
 
 LORA = {"r": 8, "alpha": 16}
 RATE = 2e-4
@@ -98,7 +96,7 @@ def main() -> None:
         wanted = list(FLOAT32_ROWS)
     rows = [row for row in ROWS if row.name in wanted]
     sets = [chosen for chosen in SETS if chosen.name in arguments.sets.split(",")]
-    model = random_model(arguments.random, cache) if arguments.random else prepared_model()
+    model = random_model(arguments.random, cache) if arguments.random else fetch_model(MODEL)
     architecture = read_architecture(model)
     pythons = {row.name: python for row in rows if (python := interpreter(row, cache))}
     measured_from = time.perf_counter()
@@ -143,13 +141,6 @@ def parse() -> argparse.Namespace:
         "--random", choices=list(SIZES), default="", help="random weights of this shape, and random rows"
     )
     return parser.parse_args()
-
-
-def prepared_model() -> Path:
-    if find_prepared(MODEL) is None:
-        folder = folder_for(MODEL)
-        run_task(PrepareModel(MODEL, folder), folder.with_name(f".{folder.name}.task")).check(f"preparing {MODEL}")
-    return folder_for(MODEL)
 
 
 def random_model(size: str, cache: Path) -> Path:

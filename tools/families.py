@@ -2,7 +2,6 @@
 
     python tools/families.py                 all of them; what was tried before with this transformers is kept
     python tools/families.py llama mixtral   only these, again
-    python tools/families.py --served        only how far each is served, again
     python tools/families.py --page          write docs/families.md from the table
 
 For each: prepared, planned, path, two steps trained, loss and gradients against PEFT, resumed, merged, exported; or the
@@ -18,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from served import apart, serve_apart, serve_family
+from served import apart, serve_family
 from tiny_models import tiny_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,24 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--page"]:
         PAGE.write_text(page(json.loads(TABLE.read_text(encoding="utf-8"))), encoding="utf-8")
         return 0
-    if list(arguments) == ["--served"]:
-        serve_table(TABLE)
-    else:
-        fill_table(TABLE, arguments)
+    fill_table(TABLE, arguments)
     return 0
-
-
-def serve_table(path: Path) -> None:
-    """Try again how far each family that trains is served; write the table after each."""
-    warm_up()
-    table = json.loads(path.read_text(encoding="utf-8"))
-    for kind, row in table["families"].items():
-        if verdict(row) == "trains":
-            found = serve_apart(kind)
-            row.pop("effect", None)
-            row |= served_row(found)
-            print(kind, json.dumps(found), file=sys.stderr, flush=True)
-            path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 def fill_table(path: Path, wanted: Sequence[str] = ()) -> dict[str, Any]:
@@ -274,14 +257,9 @@ def _export(kind: str, folder: Path, row: dict[str, Any]) -> None:
         one, other = (model.nll(documents()) for model in (tuned, load(folder / "merged", lora)))
         row["merged_error"] = float(f"{float((one - other).abs().max() / one.abs().max()):.1e}")
     (folder / "served").mkdir()
-    row |= served_row(serve_family(kind, folder / "served"))
-
-
-def served_row(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a try of tools/served.py that stands in the table."""
-    return {key: found.get(key, False) for key in ("gguf", "lora", "served")} | (
-        {"effect": found["effect"]} if "effect" in found else {}
-    )
+    found = serve_family(kind, folder / "served")
+    row |= {key: found.get(key, False) for key in WORKS}
+    row |= {"effect": found["effect"]} if "effect" in found else {}
 
 
 def verdict(row: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """From rows to an answer over HTTP: a family's tiny random model and adapter through llama.cpp's converter and server.
 
 Rendered rows, merged and beside the base in f32, the proof of release/prove.py, token ids, one answer.
-`tools/families.py` puts the result into its table, tests/release/test_gguf_families.py asks for some.
+`tools/families.py` puts the result into its table, tests/release/test_served_families.py asks for some.
 """
 
 import json
@@ -270,14 +270,6 @@ def _beside(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     row |= {"lora": found["holds"], "lora_effect": round(found["effect"], 4)}
     if found["problems"]:
         row["lora_problems"] = found["problems"]
-
-
-LIMIT_S = 300.0  # 3 seconds on a quiet machine
-
-
-def serve_apart(kind: str) -> dict[str, Any]:
-    """Return `serve_family` from a process of its own."""
-    return apart(serve_family, kind, LIMIT_S) or {"failed": f"it crashed, or took more than {LIMIT_S:.0f} s"}
 
 
 def apart(work: Callable[[str, Path], dict[str, Any]], kind: str, limit_s: float) -> dict[str, Any] | None:

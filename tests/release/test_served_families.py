@@ -21,6 +21,7 @@ TWELVE = (
 )
 # How much of the adapter's effect arrives in f32, merged and beside the base: all of it. At q8_0 it was 0.978 to 1.018.
 EFFECT = (0.99, 1.01)
+LIMIT_S = 300.0  # 3 seconds on a quiet machine
 # With these at least forty: those of `make proof`.
 OTHERS = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_5_moe_text", "qwen3_next"),
@@ -45,7 +46,7 @@ def warm(smollm2: Path) -> None:
 
 
 def check(kind: str) -> dict[str, Any]:
-    row = served.serve_apart(kind)
+    row = served.apart(served.serve_family, kind, LIMIT_S) or {"failed": "it crashed, or took too long"}
     assert row.get("served") and row.get("lora") and row["answer_tokens"] > 0, row
     assert row["name"] == "tiny", row
     if kind == "phi3":
