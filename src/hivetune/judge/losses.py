@@ -74,9 +74,14 @@ def side_name(adapter: Path | None) -> str:
 
 
 def losses_of(scores: Path, name: str) -> Losses:
-    """Return the losses of a side that are there. A damaged line is none, so its row is computed again."""
+    """Return the losses of a side that are there; a damaged line is none."""
     lines = (line for line in read_journal(scores) if line["event"] == "loss" and line["model"] == name)
     return {int(line["row"]): line for line in lines}
+
+
+def is_scored(scores: Path, name: str, rows: Sequence[int]) -> bool:
+    """Return whether all losses of a side are there; else all are computed again."""
+    return losses_of(scores, name).keys() >= set(rows)
 
 
 def scored(run: Run, adapter: Path | None, progress: Progress, meanwhile: Callable[[], None] = lambda: None) -> Path:
@@ -95,7 +100,7 @@ def scored(run: Run, adapter: Path | None, progress: Progress, meanwhile: Callab
     path, rows = folder / SCORES, tuple(run.snapshot.rows("test"))
     names = [BASE] if adapter is None else [BASE, side_name(adapter)]
     with lock(folder):
-        num_done, total = sum(len(losses_of(path, name)) for name in names), len(rows) * len(names)
+        num_done, total = len(rows) * sum(is_scored(path, name, rows) for name in names), len(rows) * len(names)
         if num_done < total:
             task = Score(run.model, adapter, run.snapshot.folder, path, rows, run.config.dtype, run.config.device)
             see_off(start_child(task, folder), count_items(progress, total, num_done), meanwhile).check("scoring")

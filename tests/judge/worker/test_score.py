@@ -1,4 +1,4 @@
-"""Scores are what the models say: the losses of both on each row, and a task that goes on where it broke off."""
+"""Scores are what the models say: the losses of both on each row, and a model that is scored once."""
 
 import json
 import math
@@ -71,19 +71,14 @@ def test_losses_of_base_and_tuned(trained: Path, tiny_model_folder: Path, tmp_pa
     assert sums["tuned"] < sums["base"]
 
 
-def test_a_task_that_broke_off_goes_on_where_it_was(trained: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
-    """No line that is there is written again, and a torn one is computed anew."""
-    whole = run_score(trained, tiny_model_folder, tmp_path / "whole")
-    text = (tmp_path / "whole" / "scores.jsonl").read_text().splitlines(keepends=True)
-    for cut in (0, 7):
-        out = tmp_path / f"cut{cut}"
-        out.mkdir()
-        (out / "scores.jsonl").write_text("".join(text[:cut]) + "".join(text[cut : cut + 1])[:9])
-        lines = [line for line in run_score(trained, tiny_model_folder, out) if "nll" in line]
-        assert {(line["model"], line["row"]): line["nll"] for line in lines} == pytest.approx(
-            {(line["model"], line["row"]): line["nll"] for line in whole}
-        )
-        assert len(lines) == 10
+def test_a_model_that_is_scored_is_not_scored_again(trained: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
+    """One line of the adapter is torn: the base's losses stay, and the adapter's are computed anew."""
+    whole = run_score(trained, tiny_model_folder, tmp_path / "score")
+    file = tmp_path / "score" / "scores.jsonl"
+    file.write_text(file.read_text()[:-9])
+    again = [line for line in run_score(trained, tiny_model_folder, tmp_path / "score") if "nll" in line]
+    assert [line["model"] == "base" for line in again].count(True) == 5 and len(again) == 5 + 4 + 5
+    assert again[:9] == whole[:9] and [line["nll"] for line in again[9:]] == [line["nll"] for line in whole[5:]]
 
 
 def test_a_loss_that_is_not_finite_is_null(trained: Path, tiny_model_folder: Path, tmp_path: Path) -> None:

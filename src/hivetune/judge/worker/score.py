@@ -8,7 +8,7 @@ from typing import Any
 from hivetune.base.journal import Journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
-from hivetune.judge.losses import losses_of, side_name
+from hivetune.judge.losses import is_scored, side_name
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices
@@ -26,23 +26,20 @@ ROWS_TOGETHER = 32
 def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     """Write a line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite.
 
-    Rows that an earlier task scored are left out.
+    A model whose rows an earlier task scored is left out.
     """
     heartbeat.beat(Beat.PREPARING)
     choices = complete(task.device, task.dtype, choices_of(task.adapter))
-    adapters = dict.fromkeys((None, task.adapter))
-    names = {adapter: side_name(adapter) for adapter in adapters}
-    done = {adapter: losses_of(task.scores, name) for adapter, name in names.items()}
-    missing = {adapter: [row for row in task.rows if row not in done[adapter]] for adapter in adapters}
+    names = {adapter: side_name(adapter) for adapter in (None, task.adapter)}
     path = None
-    if any(missing.values()):
+    if missing := [adapter for adapter, name in names.items() if not is_scored(task.scores, name, task.rows)]:
         model = _load(task, choices)
         path = model.path
         snapshot = open_snapshot(task.snapshot)
         with Journal(task.scores) as lines:
-            for adapter, rows in missing.items():
-                for start in range(0, len(rows), ROWS_TOGETHER):
-                    documents = read_documents(snapshot, rows[start : start + ROWS_TOGETHER])
+            for adapter in missing:
+                for start in range(0, len(task.rows), ROWS_TOGETHER):
+                    documents = read_documents(snapshot, task.rows[start : start + ROWS_TOGETHER])
                     sums = model.nll(documents, adapter=adapter is not None).tolist()
                     for document, nll in zip(documents, sums, strict=True):
                         tokens, finite = int(document.trained_L.sum()), nll if math.isfinite(nll) else None
