@@ -145,19 +145,23 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
     facts = (name, reading.base, reading.tuned, n, asked, False if required else None, required)
     metric = Metric(*facts, gain=shown, interval=interval, level=level)
     words = fact_text(metric) + reading.more if gain else f"{titled(name)}: {reading.missing}"
-    fact = f"{words}; required: {required_text(metric)}"
-    if gain is None:
+    if required:
+        words += f"; required: {required_text(metric)}"
+
+    def found(outcome: Outcome, said: str = "", needed: int | None = None) -> Finding:
+        passed = metric.passed if outcome in ("open", "reported") else outcome == "passed"
+        return Finding(replace(metric, passed=passed, needed=needed), outcome, f"{words}: {said or outcome}")
+
+    if gain is None and required:
         # Only a loss is ever not finite, and then the training went wrong: more rows would not help.
-        outcome: Outcome = "worse" if "not finite" in reading.missing else "open"
-        return Finding(metric, outcome, f"{fact}: open") if required else Finding(metric, "reported")
+        return found("worse" if "not finite" in reading.missing else "open", "open")
     allowed = f"the tolerance {_share(tolerance) if kind.unit == '%' or kind.form == 'saved' else f'{tolerance:g}'}"
     aborts = not kind.alone and not kind.exact
-    if asked is None:
-        low, high = gain.interval or (0.0, 0.0)
+    if gain is None or asked is None:
+        low, high = (gain and gain.interval) or (0.0, 0.0)
         if aborts and not kind.timing and high < 0 and low < -tolerance:
-            reason = f"{words}: significantly worse, and not shown to be within {allowed}"
-            return Finding(replace(metric, passed=False), "missed", reason)
-        return Finding(metric, "reported")
+            return found("missed", f"significantly worse, and not shown to be within {allowed}")
+        return found("reported")
     threshold = 1.0 - asked if kind.form == "saved" else asked
     if kind.alone:
         # In shares of the limit, so that the tolerance means the same for seconds and for gigabytes.
@@ -166,24 +170,22 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
     units = f"{gain.units} {'rows' if gain.units == n else 'sessions'}"
     if gain.interval is None:
         needed = math.ceil(stats.MIN_UNITS * n / max(1, gain.units))
-        reason = f"{fact}: open, since {units} are too few for an interval; about {needed} rows needed"
-        return Finding(replace(metric, needed=needed), "open", reason)
+        return found("open", f"open, since {units} are too few for an interval; about {needed} rows needed", needed)
     low, high = gain.interval
     if low - threshold > RESOLUTION or (kind.exact and low >= threshold):
-        return Finding(replace(metric, passed=True), "passed", f"{fact}: passed")
+        return found("passed")
     if aborts and high < min(threshold, 0.0) - tolerance:
-        return Finding(metric, "worse", f"{fact}: worse by more than {allowed}")
+        return found("worse", f"worse by more than {allowed}")
     if high < threshold:
-        return Finding(metric, "missed", f"{fact}: missed")
+        return found("missed")
     # The rows that would show the tolerance, or the margin where that is larger, with 80 % power at this level.
     needed_units = stats.rows_needed(gain, max(tolerance, abs(gain.value - threshold)), 1 - level)
     if gain.units < needed_units:
         needed = math.ceil(needed_units * n / gain.units)
-        reason = f"{fact}: open, {units} measured, about {needed} rows needed"
-        return Finding(replace(metric, needed=needed), "open", reason)
+        return found("open", f"open, {units} measured, about {needed} rows needed", needed)
     if kind.timing:  # the noise of other programs never decides against a model
-        return Finding(metric, "open", f"{fact}: open; times vary too much here, so evaluate again on a quiet machine")
-    return Finding(metric, "missed", f"{fact}: not shown, although {units} are enough to see {allowed}")
+        return found("open", "open; times vary too much here, so evaluate again on a quiet machine")
+    return found("missed", f"not shown, although {units} are enough to see {allowed}")
 
 
 # What is read from an evaluation.
