@@ -22,7 +22,7 @@ from hivetune.data.columns import plain_row
 from hivetune.data.formats.spec import format_of
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Head, Lines, Log, PlacedRow, Store
 from hivetune.data.pieces.sessions import SESSION, read_session
-from hivetune.data.pieces.values import Row
+from hivetune.data.pieces.values import Row, has_needs
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, UsageError
 
@@ -96,11 +96,7 @@ def _of_kind(kind: type[AnyKind]) -> dict[str, AnyKind]:
 @lru_cache(512)  # asking all formats took half the time of a record
 def formats_with(names: tuple[str, ...]) -> tuple[Format, ...]:
     """Return the formats that a record with these columns may have, in the order in which they are asked."""
-    return tuple(form for form in _of_kind(Format).values() if _has_needs(form, names))
-
-
-def _has_needs(form: Format | Batch, names: tuple[str, ...]) -> bool:
-    return all(not set(need.split("|")).isdisjoint(names) for need in form.needs)
+    return tuple(form for form in _of_kind(Format).values() if has_needs(form.needs, names))
 
 
 def format_named(name: str) -> Format | None:
@@ -166,7 +162,7 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict) or "messages" in record:
         return None
-    batches = (batch for batch in _of_kind(Batch).values() if _has_needs(batch, tuple(record)))
+    batches = (batch for batch in _of_kind(Batch).values() if has_needs(batch.needs, record))
     found = ([json.dumps(row).encode() for row in batch.rows(record)] for batch in batches)
     return next((rows for rows in found if rows), None)
 

@@ -73,9 +73,12 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
 def _after(compaction: dict[str, Any], session: _Session) -> _Session:
     """Return the session that goes on with what a compaction kept. Its answers are learned in the row before it."""
     history = objects(compaction.get("replacement_history")) or []
-    kept = [{**item, "weight": 0} for item in history if item.get("type") not in _SUMMARIES]
     hidden = any(item.get("encrypted_content") for item in history if item.get("type") in _SUMMARIES)
-    return _Session(session.name, session.time, session.system, is_encrypted=hidden, items=kept)
+    following = _Session(session.name, session.time, session.system, is_encrypted=hidden)
+    for item in history:
+        if item.get("type") not in _SUMMARIES:
+            _add(following.items, {**item, "weight": 0})
+    return following
 
 
 def _add(items: list[dict[str, Any]], payload: dict[str, Any]) -> None:

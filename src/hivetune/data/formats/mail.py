@@ -32,9 +32,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each thread: messages that name each other; a reply that names none belongs to the last thread
-    of its subject.
-    """
+    """Yield one row for each thread: messages that name each other."""
     threads = Threads()
     thread_of: dict[str, str] = {}  # by the ids of messages, and by subjects
     for number, text in _messages(lines):
@@ -47,6 +45,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             subject = _REPLY.sub("", title).strip().lower()
             named = _ID.findall(f"{mail.get('References', '')} {mail.get('In-Reply-To', '')}")
             own = str(mail.get("Message-ID", "")).strip() or f"message {number}"
+            # A reply that names no message belongs to the last thread of its subject.
             known = [*named, *([subject] if not named and _REPLY.match(title) else [])]
             thread = next((thread_of[name] for name in known if name in thread_of), named[0] if named else own)
             thread_of |= dict.fromkeys((own, subject), thread)

@@ -70,7 +70,7 @@ def _answer(parts: list[dict[str, Any]]) -> list[Message]:
             content, results = [*content, *results], []
         if kind in ("text", "reasoning"):
             content.append({"type": kind, "text": part.get("text")})
-        elif kind == "tool" and isinstance(state, dict):
+        elif kind == "tool" and isinstance(state, dict):  # a call with its result, or with why it failed
             content.append({"type": "tool_use", "id": call_id, "name": part.get("tool"), "input": state.get("input")})
             output = one_of(state, "output", "error") or ""
             results.append({"type": "tool_result", "tool_use_id": call_id, "content": output})

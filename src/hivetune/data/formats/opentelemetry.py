@@ -52,6 +52,7 @@ def read(row: Row) -> Conversation | None:
     if status in (2, "STATUS_CODE_ERROR", "ERROR") or held.get("error.type"):
         raise RowRefused("failed", "the span's status is an error")
     if not held.get(_ASKED) or not held.get(_ANSWERED):
+        # Older conventions, and those of OpenInference and the AI SDK.
         other = next((key for key in held if key.startswith(("llm.", "ai.", "gen_ai.prompt"))), None)
         fact = f"the span has {other}, and no {_ASKED}: export by the current GenAI conventions"
         raise RowRefused("not-a-model-call", fact if other else "the span holds no messages of a model")

@@ -19,7 +19,7 @@ from hivetune.data.pieces.format import Head, Lines, Log, PlacedRow
 from hivetune.data.pieces.sessions import TableTurn, Threads, events
 from hivetune.data.pieces.values import listed, one_of
 
-USERS = "users.json"
+USERS = "users.json"  # beside the folders of the channels
 # Files of an export that hold no messages.
 METADATA = frozenset(
     (USERS, "channels.json", "groups.json", "dms.json", "mpims.json", "integration_logs.json", "canvases.json")

@@ -15,7 +15,7 @@ from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, 
 from hivetune.data.pieces.rendered import has_marks, rendered_turns
 from hivetune.data.pieces.sessions import ASSISTANT, SESSION, TableTurn, read_session, table_rows, without_markup
 from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_system, read_tools
-from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, objects, parsed, text_of
+from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, has_needs, objects, parsed, text_of
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.errors import UsageError
 from hivetune.records import Message, Role
@@ -88,11 +88,6 @@ class Spec(BaseModel):
         """Return whether the entry has one of these keys."""
         return not self.model_fields_set.isdisjoint(keys)
 
-    def claims(self, row: Row) -> bool:
-        """Return whether a row has what the entry needs."""
-        needed = all(not set(need.split("|")).isdisjoint(row) for need in self.needs)
-        return needed and (not self.has("when") or bool(self.when.find(row)))
-
 
 def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
     """Return the format of an entry. `source`: the file, for errors. Raise UsageError for an invalid entry."""
@@ -131,7 +126,9 @@ def _table_turn(spec: Spec, event: Row) -> TableTurn | None:
     """Return the turn that a record of a table of turns is; None for any other record."""
     row = plain_row(event)
     thread, words, role = spec.thread.find(row), spec.text.find(row), str(spec.role.find(row)).lower()
-    if not spec.claims(row) or not isinstance(thread, str | int) or not isinstance(words, str | list | None):
+    if not has_needs(spec.needs, row) or (spec.has("when") and not spec.when.find(row)):
+        return None
+    if not isinstance(thread, str | int) or not isinstance(words, str | list | None):
         return None
     if spec.has("role") and role not in ROLES:
         return None

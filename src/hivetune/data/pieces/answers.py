@@ -61,7 +61,8 @@ def read_request(value: Any) -> tuple[list[Message], Tools]:
 
 
 def is_response(value: Any) -> bool:
-    """Return whether a value has the shape of some API's response. An answer that is JSON has not."""
+    """Return whether a value has the shape of some API's response."""
+    # An answer may be JSON itself, so that a few keys of it prove nothing.
     value = parsed(value)
     if isinstance(value, list):
         items = objects(value)
@@ -85,7 +86,7 @@ def read_answer(value: Any) -> Answer:
     Raise RowRefused: failed, cut-off-answer, no-answer, unknown-layout, or the problem with a turn.
     """
     if isinstance(value, str) and not is_response(value):
-        return _said(value), ()  # an answer may be JSON itself
+        return _said(value), ()
     value = parsed(value)
     if all_texts(value) and len(value) == 1:
         return _said(value[0]), ()
@@ -98,12 +99,11 @@ def read_answer(value: Any) -> Answer:
     _refuse_failure(value)
     if (key := next((key for key in _LISTS if isinstance(value.get(key), list)), None)) is not None:
         return _first(value[key], key)
-    if isinstance(value.get("content"), dict):  # one of Gemini's candidates
-        return _said(value["content"]), ()
     if isinstance(value.get("messages"), list):
         return read_messages(value["messages"], None), ()
-    if isinstance(value.get("message"), dict):
-        return read_turn(value["message"]), ()
+    for key in ("content", "message"):  # of one of Gemini's candidates, and of Ollama's answers
+        if isinstance(value.get(key), dict):
+            return _said(value[key]), ()
     said = parsed(one_of(value, *_ANSWERED))
     if any(key in value for key in (*ROLE_KEYS, "content")) and not isinstance(said, str):
         return _said(value), ()
@@ -121,7 +121,7 @@ def _said(said: str | Mapping[str, Any]) -> list[Message]:
 
 
 def _first(answers: list[Any], key: str) -> Answer:
-    """Return the first of several answers; others answer the same question."""
+    """Return the first of several answers to one question."""
     first = answers[0] if answers else None
     refuse_cut_row(first if isinstance(first, dict) else {})
     said = one_of(first, "message", "content", "text")
@@ -146,9 +146,8 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
 
 
 def refuse_pieces(text: str) -> None:
-    """Raise RowRefused for an answer that is the text of a stream: server-sent events, or lines of JSON with the keys
-    of pieces.
-    """
+    """Raise RowRefused for an answer that is the text of a stream."""
+    # Server-sent events, or lines of JSON with the keys of pieces.
     lines = [line for line in text.splitlines() if line]
     of_events = all(line.startswith(("data:", "event:", "id:", "retry:")) for line in lines)
     if len(lines) > 1 and (of_events or all(map(_is_piece, map(parsed, lines)))):

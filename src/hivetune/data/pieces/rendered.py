@@ -38,7 +38,7 @@ def rendered_turns(text: str, *, whole: bool) -> list[dict[str, str]] | None:
     for pattern in (_CHATML, _LLAMA_3):
         matches = list(pattern.finditer(body))
         if not matches or "".join(match.group() for match in matches).strip() != body.strip():
-            continue
+            continue  # text between the turns: a template that we do not know exactly
         turns = [{"role": match[1].replace("ipython", "tool"), "content": match[2].strip("\n")} for match in matches]
         if not matches[-1][3] and turns[-1]["role"] == "assistant" and not (whole and turns[-1]["content"]):
             if turns[-1]["content"]:

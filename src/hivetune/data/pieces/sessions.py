@@ -71,14 +71,13 @@ def session_rows(
     read: Callable[[Sequence[PlacedEvent]], Iterator[PlacedRow]],
     begins: Callable[[dict[str, Any]], bool] = lambda event: False,
 ) -> Iterator[PlacedRow]:
-    """Yield what `read` makes of the events of each session; `begins`: whether an event begins one.
-
-    A session of more than MAX_KEPT_CHARS is read in pieces. A line that is not JSON is reported, and left out; a row of
-    its own is a row.
+    """Yield what `read` makes of the events of each session; `begins`: whether an event begins one. A session of more
+    than MAX_KEPT_CHARS is read in pieces.
     """
     session: list[PlacedEvent] = []
     size = 0
     for number, event, text in events(lines):
+        # A line that is not JSON is counted, and the session goes on without it. A row of its own is a row.
         if event is None or is_row(event):
             yield number, text if event is not None else RowRefused("broken-line")
             continue
@@ -204,7 +203,8 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
 
 
 def likely_answers(speakers: Sequence[str]) -> str:
-    """Return who answers most likely: who begins asks, and of the others the one who speaks most answers."""
+    """Return who answers most likely."""
+    # Who begins asks, and of the others the one who speaks most answers.
     others = Counter(name for name in speakers if name != speakers[0]).most_common(1)
     return others[0][0] if others else speakers[0]
 

@@ -358,8 +358,9 @@ def conversation_of(
     for message in turns:
         if not joined or not _belongs(joined[-1], message):
             joined.append(message)
-        elif message.content != joined[-1].content or message.tool_calls:  # else the same turn, logged twice
-            joined[-1] = _joined(joined[-1], message, _BETWEEN)
+            continue
+        is_repeated = message.content == joined[-1].content and not message.tool_calls  # logged twice
+        joined[-1] = _joined(joined[-1], replace(message, content="") if is_repeated else message, _BETWEEN)
     warnings = {
         "trailing-turns": end < len(roles),
         "leading-answer": roles[begin] == "assistant",

@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
@@ -75,6 +75,11 @@ def one_of(value: Any, *names: str) -> Any:
             if field is not None:
                 return field
     return None
+
+
+def has_needs(needs: Iterable[str], names: Iterable[str]) -> bool:
+    """Return whether a record with columns of these names has what a format needs."""
+    return all(not set(need.split("|")).isdisjoint(names) for need in needs)
 
 
 def texts_in(value: Any) -> Iterator[str]:
