@@ -82,8 +82,8 @@ CREATE TABLE cycles (
   name TEXT NOT NULL,              -- of the releases
   opened REAL NOT NULL, opened_for TEXT NOT NULL, config TEXT NOT NULL, champion TEXT,
   domain TEXT,                     -- of which name's rows and by which value, JSON; NULL for a name's own cycle
-  station TEXT NOT NULL DEFAULT '',       -- the newest that began
-  failures INTEGER NOT NULL DEFAULT 0,    -- of this station, in a row
+  station TEXT NOT NULL DEFAULT '',       -- the newest that failed
+  failures INTEGER NOT NULL DEFAULT 0,    -- of it, in a row
   failed REAL, words TEXT NOT NULL DEFAULT '',  -- the newest failure
   closed REAL, ending TEXT, reason TEXT NOT NULL DEFAULT ''
 ) STRICT;

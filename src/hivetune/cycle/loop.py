@@ -277,9 +277,8 @@ class Loop:
 
     def _continue(self, cycle: CycleRow) -> None:
         """Continue the cycle to its end, the end of the window, or a failure."""
-        # What is told after the success of a station is news again.
-        ends, news = partial(self._must_end, cycle), self._told.clear
-        work = stations.Work(cycle, stations.settings_then(cycle), ends, self.journal, self.listener, news)
+        ends = partial(self._must_end, cycle)
+        work = stations.Work(cycle, stations.settings_then(cycle), ends, self.journal, self.listener)
         try:
             ended = stations.run_cycle(work)
         except WindowEnded:
@@ -287,18 +286,18 @@ class Loop:
         except Stopped:
             raise
         except FAILURES as error:
-            return self._fail(cycle, error)
+            return self._fail(cycle, work.at, error)
         self.failure = None
         self._close(cycle, *ended)
 
-    def _fail(self, cycle: CycleRow, error: Exception) -> None:
+    def _fail(self, cycle: CycleRow, station: str, error: Exception) -> None:
         """Count a failure. A full disk and another process are waited for; refused rows fail at once."""
         text = first_line(error)
         is_full = isinstance(error, DoesNotFit) or (isinstance(error, OSError) and error.errno in UNWRITABLE)
         self.failure = error if isinstance(error, HivetuneError) else HivetuneError(text)
         with closing(open_database()) as database:
             counts = not (is_full or isinstance(error, Busy))
-            failures = record.fail_station(database, cycle, text, self.clock(), counts=counts)
+            failures = record.fail_station(database, cycle, station, text, self.clock(), counts=counts)
         if is_full:
             self._send("disk", self.name, text)
         if isinstance(error, DataRefused) or failures >= MAX_FAILURES:
@@ -306,6 +305,7 @@ class Loop:
 
     def _close(self, cycle: CycleRow, end: CycleEnd, reason: str) -> None:
         reason = stations.close_cycle(cycle, end, reason, self.clock())
+        self._told.clear()  # what is told in the next cycle is news again
         self.journal.append("closed", cycle=cycle.id, end=end, reason=reason)
         self.listener.say(f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}")
         with closing(open_database()) as database:

@@ -123,22 +123,18 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> None:
         database.execute(f"INSERT OR IGNORE INTO cycles ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*about, domain))
 
 
-def begin_station(database: sqlite3.Connection, cycle: CycleRow, station: str) -> None:
-    """Note that a station begins. Failures of another station are forgotten: the cycle has come further."""
-    # The death of the loop's own process is no failure: whoever kills it, the same call continues.
+def fail_station(
+    database: sqlite3.Connection, cycle: CycleRow, station: str, words: str, now: float, *, counts: bool
+) -> int:
+    """Note a failure of a station; return how many there were in a row. `counts`: a wait for a disk or for another
+    process does not."""
+    # Those of another station are forgotten: the cycle has come further. The death of the loop's own process is none:
+    # whoever kills it, the same call continues.
+    changes = "failures = failures * (station = ?1) + ?2, station = ?1, words = ?3, failed = ?4"
     with transaction(database):
-        values = (station, cycle.id)
-        database.execute("UPDATE cycles SET failures = failures * (station = ?1), station = ?1 WHERE id = ?2", values)
-
-
-def fail_station(database: sqlite3.Connection, cycle: CycleRow, words: str, now: float, *, counts: bool) -> int:
-    """Note a failure of the present station; return how many there were in a row. `counts`: a wait for a disk or for
-    another process does not."""
-    with transaction(database):
-        values = (counts, now, words, cycle.id)
-        database.execute("UPDATE cycles SET failures = failures + ?, failed = ?, words = ? WHERE id = ?", values)
-        (failures,) = database.execute("SELECT failures FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
-        return int(failures)
+        values = (station, counts, words, now, cycle.id)
+        row = database.execute(f"UPDATE cycles SET {changes} WHERE id = ?5 RETURNING failures", values).fetchone()
+        return int(row[0])
 
 
 def end_cycle(

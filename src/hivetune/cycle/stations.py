@@ -64,20 +64,19 @@ class Listener:
 @dataclass
 class Work:
     """What the stations of a cycle work with. `must_end`: why work has to end within so many seconds, "" while it has
-    not. `succeeded` is called after each station."""
+    not. `at`: the station that was entered last."""
 
     cycle: CycleRow
     config: RunConfig
     must_end: Callable[[float], str]
     journal: Journal
     listener: Listener = field(default_factory=Listener)
-    succeeded: Callable[[], None] = lambda: None
+    at: str = ""
 
     @contextmanager
     def station(self, name: str) -> Iterator[list[str]]:
         """Enter a station; its begin and end are written down. Yields what is told of it."""
-        with closing(open_database()) as database:
-            record.begin_station(database, self.cycle, name)
+        self.at = name
         self.journal.append("begin", cycle=self.cycle.id, station=name)
         self.journal.sync()  # what a power cut ends is named, not guessed
         self.listener.say(name)
@@ -86,7 +85,6 @@ class Work:
         try:
             yield words
             outcome = "done"
-            self.succeeded()
         except FAILURES as error:
             outcome = {WindowEnded: "paused", Stopped: "stopped"}.get(type(error), "failed")
             words = [first_line(error)]
