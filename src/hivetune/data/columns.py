@@ -31,6 +31,7 @@ TIME = (
 OWN_ID = ("interaction_id", "event_id", "id", "uuid")
 _NAMES = (OWN_ID, SESSION, USER, AGENT, CATEGORY, TIME, ("success",), ("feedback",))  # in the order of Fields
 FACTS = frozenset(name for names in _NAMES for name in names)
+BESIDE = FACTS | {*SYSTEM, *TOOLS, *REASONING}  # what is read beside any question and answer
 NESTED = ("metadata", "meta", "attributes", "info", "request", "request_body", "body", "extra", "context")
 _INNER_ID = ("id", "_id", "$oid", "uuid", "name")  # of a session or user that is an object
 _ANSWERS_OF_USER = frozenset(("assistant", "bot", "ai"))  # beside one of these, `user` is what was said

@@ -18,18 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from hivetune.data.columns import (
-    ANSWERS,
-    FACTS,
-    FIELDS,
-    QUESTIONS,
-    REASONING,
-    SYSTEM,
-    TOOLS,
-    as_position,
-    as_success,
-    plain_name,
-)
+from hivetune.data.columns import ANSWERS, BESIDE, FIELDS, QUESTIONS, as_position, as_success, plain_name
 from hivetune.data.pieces.format import Log
 from hivetune.data.pieces.sessions import ASSISTANT as SPEAKER
 from hivetune.data.pieces.sessions import SESSION, TableTurn, table_rows
@@ -110,7 +99,7 @@ def turn_table(columns: Mapping[str, str]) -> Log:
 @lru_cache(16)
 def kept_beside(fields: tuple[str, ...]) -> frozenset[str]:
     """Return the names that are read beside mapped fields: facts, and the side of a pair that was not mapped."""
-    kept = {*FACTS, *OWN, *SYSTEM, *TOOLS, *REASONING}
+    kept = {*BESIDE, *OWN}
     if "messages" not in fields and "text" not in fields:
         kept |= set() if "prompt" in fields else {*QUESTIONS, "history"}
         kept |= set() if "completion" in fields else {*ANSWERS}

@@ -167,16 +167,17 @@ def read_session(row: Row) -> Conversation:
         raise RowRefused("wrong-type", "messages: a list of objects")
     name, turns = str(row[SESSION]), _with_roles(row["messages"], row.get(ASSISTANT))
     read, cut = read_turns(turns, to_media=True)
-    messages = [m for m in with_system(read, row.get("system")) if not is_lone_thought(m, silent=name in _AGENTS)]
-    question = next((i for i, message in enumerate(messages) if message.role == "user"), None)
+    answered = [m for m in with_system(read, row.get("system")) if not is_lone_thought(m, silent=name in _AGENTS)]
+    question = next((i for i, message in enumerate(answered) if message.role == "user"), None)
     if question is None:
         raise RowRefused("no-question")
-    # Results in front of the first question are left out: their calls stand elsewhere.
-    messages = [message for i, message in enumerate(messages) if i >= question or message.role != "tool"]
+    # Results in front of the first question belong to calls that stand elsewhere.
+    messages = [message for i, message in enumerate(answered) if i >= question or message.role != "tool"]
     # A file of others may have such a field too: only reasons are believed.
     left_out = [reason for reason in listed(row.get("left_out")) if isinstance(reason, str) and reason in REWRITTEN]
-    thoughts = ["lone-thought"] if any(is_lone_thought(m, silent=name in _AGENTS) for m in read) else []
-    return conversation_of(name, messages, read_tools(row.get("tools")), [*left_out, *cut, *thoughts])
+    left_out += ["lone-thought"] if any(is_lone_thought(m, silent=name in _AGENTS) for m in read) else []
+    left_out += ["result-without-call"] if len(messages) < len(answered) else []
+    return conversation_of(name, messages, read_tools(row.get("tools")), [*left_out, *cut])
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
