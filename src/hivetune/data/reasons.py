@@ -215,24 +215,16 @@ _WARN = {
     "redacted-personal": ("personal data was replaced by a placeholder", "to keep it, set data.on_private: keep"),
     "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
     "split": ("too long: divided before questions, and one too long with its answer left out", "raise max_length"),
-    "turn-by-turn": (
-        "the template rewrites earlier turns: each answer is trained with the prompt of a server",
-        "nothing to do; the row counts once, with the tokens of all its answers",
-    ),
     "empty-thought": (
         "the template writes a thought before the answer, and the row has none: it is empty",
         "add reasoning to the row, or use a model that does not think",
-    ),
-    "tool-call-ids": (
-        "ids of tool calls were missing or in another form than the template's: they were made",
-        "give each call an id in the form of the model",
     ),
 }
 _BY_SEVERITY: dict[Severity, dict[str, tuple[str, str]]] = {"reject": _REJECT, "set_aside": _SET_ASIDE, "warn": _WARN}
 REASONS = {
     name: Reason(severity, *texts) for severity, reasons in _BY_SEVERITY.items() for name, texts in reasons.items()
 }
-# What reading did to a row, by the word of the format. It all counts as "rewritten": nobody has to do anything.
+# What reading and rendering did to a row, by their words. It all counts as "rewritten": nobody has to do anything.
 REWRITTEN = {
     "call-without-result": "the log lacks the result of a tool call, which was left empty",
     "ends-before-media": "the conversation ends before an image, a file or a tool that its log lacks",
@@ -246,7 +238,9 @@ REWRITTEN = {
     "result-without-call": "results of tool calls that the log lacks were removed",
     "source-marks": "marks of sources that the log lacks were removed",
     "stray-characters": "a byte order mark (U+FEFF) was removed, or NUL in a tool's result replaced by U+FFFD",
+    "tool-call-ids": "ids of tool calls were missing or in another form than the template's: they were made",
     "trailing-turns": "turns after the last answer were removed",
+    "turn-by-turn": "the template rewrites earlier turns: each answer is trained with the prompt of a server",
     "turns-from-text": "speakers or template marks in a text were read as turns, or removed from its ends",
 }
 # The reasons that the file of `data.leave_out` may name: ids of rows to leave out, each with its reason (docs/data.md).

@@ -392,7 +392,7 @@ def test_a_view_too_long_is_cut_or_refuses_its_row(write_rows: Callable[..., Pat
     refused = check(config(path).data, model_folder=model, max_length=lengths[1])
     assert refused.document["rejected"] == {"too-long": 1}
     shorter = check(config(path, on_overlong="split").data, model_folder=model, max_length=lengths[1])
-    assert shorter.document["changed"] == {"split": 1, "empty-thought": 3, "turn-by-turn": 1}
+    assert shorter.document["changed"] == {"split": 1, "empty-thought": 3, "rewritten": 1}
 
 
 def test_a_field_that_is_none_is_not_mapped_in_silence(write_rows: Callable[..., Path]) -> None:
