@@ -68,7 +68,7 @@ def test_what_is_not_served_is_refused_with_what_is(model: str) -> None:
 
 
 def test_a_canary_takes_its_share_of_sessions_and_keeps_them() -> None:
-    passed = replace(ROUTES.wanted, canaries=frozenset({"helpdesk@2"}))
+    passed = replace(ROUTES.wanted, passed=frozenset({"helpdesk@2"}))
     canary = replace(ROUTES, canary=0.2, wanted=passed)
     first = [canary.find("helpdesk", str(session)) for session in range(2000)]
     assert first == [canary.find("helpdesk", str(session)) for session in range(2000)]

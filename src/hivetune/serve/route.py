@@ -57,20 +57,20 @@ class Domain:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What should be served, None for nothing, and for each name its champion and its candidate, if there is one.
-
-    `canaries`: the candidates that the gate passed. `domains`: of each name. `generation`: the settings that each
-    release was judged with. `refused`: of a label, or a name whose champion it is, the error and the words that a
-    request for it gets. `taken`: the card that a run trains on, which no model server may keep.
-    """
+    """What should be served: nothing where `deployment` is None."""
 
     deployment: Deployment | None = None
+    # By name; the champions that are domains of others' names, too.
     champions: dict[str, str] = field(default_factory=dict)
     candidates: dict[str, str] = field(default_factory=dict)
-    canaries: set[str] = field(default_factory=set)
     domains: dict[str, tuple[Domain, ...]] = field(default_factory=dict)
+    # Labels that the gate passed: of these a candidate may answer a share of the sessions.
+    passed: set[str] = field(default_factory=set)
+    # The settings that each release was judged with.
     generation: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Of a label, or a name whose champion it is, the error and the words that a request for it gets.
     refused: dict[str, tuple[type[HivetuneError], str]] = field(default_factory=dict)
+    # The card that a run trains on, which no model server may keep.
     taken: str = ""
 
     @property
@@ -121,7 +121,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
                     continue
                 usable |= dict.fromkeys(release.aliases, label)
                 found.generation[label] = release.proof.get("generation", GREEDY)
-                found.canaries.update({label} if release.verdict == "deploy" else ())
+                found.passed.update({label} if release.verdict == "deploy" else ())
         answering = usable.get("champion") or usable.get("previous")
         if answering is not None:
             found.champions[name] = answering
@@ -198,7 +198,7 @@ class Routes:
         # A number from 0 to 1 that depends on the session only, so that a session stays with its release.
         digest = hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest()
         share = int.from_bytes(digest, "big") / 2**64
-        if candidate in self.wanted.canaries & self.labels and share < self.canary:
+        if candidate in self.wanted.passed & self.labels and share < self.canary:
             return candidate
         return self.champions.get(name)
 
