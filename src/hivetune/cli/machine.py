@@ -246,7 +246,7 @@ def demo() -> None:
     show("\n3. export: a GGUF file that computes what was trained")
     export(run, quant=SERVED_QUANT)  # as the evaluation has made it, so that it is not written twice
     show(f"\n4. chat: {QUESTION}")
-    chat(run, prompt=QUESTION, system=SYSTEM_PROMPTS["librarian"], quant=SERVED_QUANT)
+    chat(run, prompt=QUESTION, system=SYSTEM_PROMPTS["caller"], quant=SERVED_QUANT)
     present(
         f"\nnext: hivetune chat {quoted(run)}    # talk to it",
         "  hivetune check YOUR.jsonl --model smollm2-135m    # look at your own rows",

@@ -22,7 +22,7 @@ import yaml
 from hivetune.base.disk import write_atomic
 from hivetune.synth.documents import documented, modules_below
 
-QUESTION = "What does textwrap.dedent do?"  # asked at the end of the demo
+QUESTION = "How do I call textwrap.dedent?"  # for the agent `caller`, at the end of the demo
 
 
 def write_inputs(folder: Path) -> Path:
