@@ -105,7 +105,7 @@ def show_clients(
         if revoke is not None:
             revoke_client(database, revoke)
         token = None if new is None else make_client(database, new)
-        found = clients(database)
+        found = [parts(each, "name created revoked") for each in clients(database)]
     answer(
         {"token": token, "clients": found},
         Note(f"the token of {revoke} is revoked" if revoke else ""),
