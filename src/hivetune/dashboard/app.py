@@ -31,7 +31,7 @@ from hivetune.dashboard.pages import PAGES
 from hivetune.dashboard.review import act_on_row, review_page
 from hivetune.dashboard.watched import Watcher
 from hivetune.errors import Busy, HivetuneError, NotDeployed, NotThere, UsageError
-from hivetune.serve.guard import Door, Guard
+from hivetune.serve.guard import Guard
 from hivetune.serve.run import Addition, listen_on, own_hosts
 
 MAX_FORM_BYTES = 64 << 10  # a correction is the longest, and at most as long as an answer
@@ -182,11 +182,6 @@ def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
 def guarded_dashboard(listening: socket.socket) -> ASGIApp:
     """Return everything that this server answers, behind the guard."""
     added = dashboard_addition()
-    app = Starlette(routes=[Route("/", _to_dashboard), *added.routes])
-    # Anything that is not the dashboard is nobody's, but for the way to it.
-    elsewhere = Door(client_of=lambda token: None, open=frozenset({"/"}))
-    return Guard(app, own_hosts((HOST, "localhost"), listening.getsockname()[1]), [added.door, elsewhere])
-
-
-async def _to_dashboard(request: Request) -> Response:
-    return RedirectResponse(f"{BELOW}/", 303)
+    # A path that is not below the dashboard has no door, and is refused.
+    hosts = own_hosts((HOST, "localhost"), listening.getsockname()[1])
+    return Guard(Starlette(routes=list(added.routes)), hosts, [added.door])

@@ -151,7 +151,8 @@ def _plot(run: WatchedRun, name: str, title: str) -> Markup:
     curves = [Curve("raw", "raw", [(bucket.step, bucket.mean) for bucket in buckets], band)]
     if len(series) > 2:
         curves.append(Curve("smoothed", "smooth", smoothed(buckets)))
-    number = size if name == "memory" else "{:.4g}".format
+    # Rates of 0.0001 are too long for the numbers of an axis.
+    number = {"memory": size, "lr": "{:.2e}".format}.get(name, "{:.4g}".format)
     summary = f"{len(series):,} points, the newest {number(series.values[-1])}"
     if name == "loss" and validation:
         means = [(bucket.step, bucket.mean) for bucket in validation]
