@@ -77,16 +77,12 @@ _REJECT = {
         "map your columns, for example --columns prompt=my_question,completion=my_answer",
     ),
     "one-message": (
-        "the row is one message of a conversation",
+        "the row is one message of a conversation, or one line of a session",
         "join the messages of each conversation to one row with a list `messages`",
     ),
     "rendered-text": (
         "the text is a conversation with a template's marks: its questions would be learned too",
         "give the turns as a list `messages`; to learn the whole text: --columns text=text",
-    ),
-    "session-line": (
-        "the row is one line of a coding agent's session; the other lines are missing",
-        "give the session's own file",
     ),
     "wrong-type": ("a field has the wrong type", "a text is a string, a weight 0 or 1"),
     "who-answers": (
@@ -174,10 +170,10 @@ _SET_ASIDE = {
         "the record continues a conversation that it does not hold",
         "log the whole conversation: its earlier turns are with the provider, or encrypted",
     ),
-    "no-question": ("nobody asks in this piece of a session", "give the session's beginning too"),
-    "broken-line": ("a line of a session is not JSON", "nothing to do; the rest of the session is read"),
-    "not-a-model-call": ("a step of a trace is not a model's answer (a tool, a retriever, a chain)", "nothing to do"),
-    "not-held": ("the row needs an image, a file or a tool that its log lacks", "nothing to do"),
+    "not-held": (
+        "a log lacks an image, a file or a tool that the row needs, or a part of it is broken or no model's answer",
+        "nothing to do; the rest of the log is read",
+    ),
     "own-answer": (
         "a release gave the answer, and nobody approved it",
         "rate it (POST /v1/feedback), or set data.also_train: [own_answers]",

@@ -367,7 +367,7 @@ def test_lines_of_a_session_are_no_rows(tmp_path: Path) -> None:
     asked = {**event, "type": "user", "uuid": "1", "message": {"role": "user", "content": "What is it?"}}
     path.write_text(json.dumps(asked) + "\n")
     tally = collect_now(str(path)).total()
-    assert (tally.stored, tally.reasons) == (0, {"session-line": 1})
+    assert (tally.stored, tally.reasons) == (0, {"one-message": 1})
 
 
 def test_a_folder_is_followed_through_links_and_no_file_is_stored_twice(tmp_path: Path) -> None:

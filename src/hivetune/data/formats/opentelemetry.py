@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hivetune.data.pieces.answers import call_of
-from hivetune.data.pieces.format import Batch, Conversation, Format
+from hivetune.data.pieces.format import NOT_HELD, Batch, Conversation, Format
 from hivetune.data.pieces.turns import conversation_of, read_system, read_tools
 from hivetune.data.pieces.values import Row, listed, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
@@ -40,7 +40,7 @@ def _typed(value: Any) -> Any:
 
 
 def read(row: Row) -> Conversation | None:
-    """Return the conversation in a span's attributes. Raise RowRefused: failed, not-a-model-call, or the problem with a
+    """Return the conversation in a span's attributes. Raise RowRefused: failed, not-held, or the problem with a
     turn.
     """
     held = attributes(row["attributes"])
@@ -55,7 +55,7 @@ def read(row: Row) -> Conversation | None:
         # Older conventions, and those of OpenInference and the AI SDK.
         other = next((key for key in held if key.startswith(("llm.", "ai.", "gen_ai.prompt"))), None)
         fact = f"the span has {other}, and no {_ASKED}: export by the current GenAI conventions"
-        raise RowRefused("not-a-model-call", fact if other else "the span holds no messages of a model")
+        raise RowRefused(NOT_HELD, fact if other else "the span holds no messages of a model")
     messages, _, changed = call_of(held[_ASKED], held[_ANSWERED])
     system = [{**part, "text": part.get("content")} for part in objects(parsed(held.get(_SYSTEM))) or []]
     before = read_system(system) if messages[0].role != "system" else []

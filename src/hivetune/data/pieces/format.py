@@ -17,7 +17,7 @@ Tools = tuple[Mapping[str, Any], ...]
 Lines = Iterator[tuple[int, str]]  # (line number, the line without its line break)
 # (place, a record, its JSON as text, or why there is none). The place is the line of the file where the row begins.
 PlacedRow = tuple[int, Row | str | RowRefused]
-NOT_HELD = "not-held"  # why a turn is refused whose image, file or tool a log does not hold
+NOT_HELD = "not-held"  # why nothing is learned where a log lacks an image, a file, a tool or a whole line
 
 
 class Conversation(NamedTuple):

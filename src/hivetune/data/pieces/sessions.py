@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hivetune.data.columns import plain_name
-from hivetune.data.pieces.format import Conversation, PlacedRow
+from hivetune.data.pieces.format import NOT_HELD, Conversation, PlacedRow
 from hivetune.data.pieces.turns import conversation_of, read_tools, read_turns, with_system
 from hivetune.data.pieces.values import Row, listed
 from hivetune.data.reasons import REWRITTEN, RowRefused
@@ -79,7 +79,12 @@ def session_rows(
     for number, event, text in events(lines):
         # A line that is not JSON is counted, and the session goes on without it. A row of its own is a row.
         if event is None or is_row(event):
-            yield number, text if event is not None else RowRefused("broken-line")
+            yield (
+                number,
+                text
+                if event is not None
+                else RowRefused(NOT_HELD, "a line of the session is not JSON; the others are read"),
+            )
             continue
         if session and (begins(event) or size > MAX_KEPT_CHARS):
             yield from read(session)
@@ -170,7 +175,7 @@ def read_session(row: Row) -> Conversation:
     answered = [m for m in with_system(read, row.get("system")) if not is_lone_thought(m, silent=name in _AGENTS)]
     question = next((i for i, message in enumerate(answered) if message.role == "user"), None)
     if question is None:
-        raise RowRefused("no-question")
+        raise RowRefused("earlier-turns-missing", "nobody asks here: give the session's beginning too")
     # Results in front of the first question belong to calls that stand elsewhere.
     messages = [message for i, message in enumerate(answered) if i >= question or message.role != "tool"]
     # A file of others may have such a field too: only reasons are believed.
