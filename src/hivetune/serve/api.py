@@ -131,16 +131,14 @@ class Gateway:
                 begun = await _unless_disconnected(http, stack.enter_async_context(forward(self.keeper, request)))
                 if begun is None:
                     self._count("client_gone", request)
-                    # Nobody reads it.
-                    return Response(status_code=499)
+                    return Response(status_code=499)  # nobody reads it
                 if request.streams:
                     told = {"headers": request.headers, "media_type": dialect.media_type}
                     return _Stream(self._stream(request, begun), stack.pop_all(), **told)
                 document, _ = await anext(begun)
                 await self._keep(request)
                 return JSONResponse(dialect.writer(request).whole(document), headers=request.headers)
-            # The client's mistake, or nothing is loaded: not the release's.
-            except (UsageError, MachineNotFit):
+            except (UsageError, MachineNotFit):  # the client's mistake, or nothing is loaded: not the release's
                 raise
             except HivetuneError:
                 self._failed("error", request)

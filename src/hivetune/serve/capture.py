@@ -31,20 +31,22 @@ Rating = Literal["up", "down"]
 
 @dataclass(frozen=True)
 class CapturedAnswer:
-    """One request with its answer. `label`: the release that answered. `answer`: its message as the API gave it.
-    `finish`: why it ended, by the API. `client`: the owner of the token, who alone may rate it. `keys`: what the
-    request declared. `logprob`: the mean log-probability of the answer's tokens, None where it is not known."""
+    """One request with its answer."""
 
     id: str
-    label: str
+    label: str  # the release that answered
     messages: Sequence[Mapping[str, Any]]
+    # Its message as the API gave it, and why it ended.
     answer: Mapping[str, Any]
     finish: str | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     session: str | None = None
     user: str | None = None
+    # The owner of the token, who alone may rate it.
     client: str = ""
+    # What the request declared.
     keys: Mapping[str, str] = field(default_factory=dict)
+    # The mean log-probability of the answer's tokens, None where it is not known.
     logprob: float | None = None
     seconds: float = 0.0
     time: float = field(default_factory=time.time)
@@ -86,8 +88,7 @@ class Capture:
                 return await asyncio.shield(asyncio.wrap_future(stored))
         except TimeoutError:
             # No queue: what waits for a disk is lost with the process, after its client was told "later".
-            # Else it is being written, and counts when it is.
-            self.left_out += stored.cancel()
+            self.left_out += stored.cancel()  # else it is being written, and counts when it is
             raise MachineNotFit("it can't be stored now", hint="try again later; /health says what is wrong") from None
 
     def close(self) -> None:
@@ -114,8 +115,7 @@ class Capture:
         except _UNSTORABLE as error:
             self.left_out += 1
             raise MachineNotFit(f"it can't be stored: {type(error).__name__}") from None
-        # A full disk, a busy database.
-        except (HivetuneError, sqlite3.Error, OSError) as error:
+        except (HivetuneError, sqlite3.Error, OSError) as error:  # a full disk, a busy database
             self.left_out += 1
             self.problem = str(error)
             raise MachineNotFit(f"it can't be stored now: {error}", hint="try again later") from None
@@ -178,8 +178,7 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
     correction, reason = (None if text is None else _clean(text) for text in (entry.correction, entry.reason))
     with transaction(database):
         stored = database.execute("SELECT row, source FROM interactions WHERE id = ?", (entry.id,)).fetchone()
-        # It was not captured, or was forgotten.
-        if stored is None:
+        if stored is None:  # it was not captured, or was forgotten
             return
         label = str(stored[1]).removeprefix(f"{SOURCE}:")
         database.execute(
@@ -202,8 +201,7 @@ def rate_row(row: Mapping[str, Any], rating: Rating) -> dict[str, Any]:
     return {**row, "feedback": 1 if rating == "up" or "rejected_answer" in row else -1}
 
 
-# Which a correction has not.
-_OF_THE_ANSWER = ("answered_by", "finish_reason", "logprob")
+_OF_THE_ANSWER = ("answered_by", "finish_reason", "logprob")  # which a correction has not
 
 
 def correct_row(row: Mapping[str, Any], correction: str) -> dict[str, Any]:

@@ -93,8 +93,7 @@ class Chat:
                 self.capture.put(entry)
         except KeyboardInterrupt:
             write(" (stopped)\n")
-        # Such as a conversation that is longer than the context.
-        except UsageError as error:
+        except UsageError as error:  # such as a conversation that is longer than the context
             write(f"({error.message}; /new starts a new conversation)\n")
             self.messages = before
 
@@ -136,8 +135,7 @@ def trained_prompt(name: str, run: Path | None) -> str | None:
     return prompt
 
 
-# Reading the info of one takes 50 us.
-MAX_ROWS = 1000
+MAX_ROWS = 1000  # reading the info of one takes 50 us
 
 
 def most_prompt(snapshot: Snapshot) -> str | None:

@@ -47,14 +47,11 @@ _NOT_ENFORCED = frozenset(
         *("minProperties", "maxProperties"),
     )
 )
-# Enforced for integers only.
-_RANGES = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+_RANGES = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))  # enforced for integers only
 _FORMATS = frozenset(("date", "time", "date-time", "uuid"))
 _REPEATS = frozenset(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"))
-# Whose keys are names.
-_MAPS = frozenset(("properties", "$defs", "definitions"))
-# Which hold no schemas.
-_VALUES = frozenset(("enum", "const", "default", "examples"))
+_MAPS = frozenset(("properties", "$defs", "definitions"))  # whose keys are names
+_VALUES = frozenset(("enum", "const", "default", "examples"))  # which hold no schemas
 
 
 def _check_schema(schema: Any, *, strict: bool = False) -> Any:
@@ -131,8 +128,7 @@ def _whole(form: dict[str, Any]) -> dict[str, Any]:
 
 
 def _not_blank(text: str) -> str:
-    # It would take the place of an answer.
-    if not text.strip():
+    if not text.strip():  # it would take the place of an answer
         raise ValueError("an empty text corrects nothing; leave it out")
     return text
 
@@ -182,8 +178,7 @@ _TURN = _object(
     name=_NAME,
     tool_calls=_list(_CALL),
     tool_call_id=_NAME,
-    # The template keeps or drops it.
-    reasoning_content=str,
+    reasoning_content=str,  # the template keeps or drops it
     # The official client sends its own message objects back, where it is empty.
     annotations=_list(None, 0),
 )
@@ -301,8 +296,7 @@ def ignored_fields(sent: Mapping[str, Any], template: str) -> list[str]:
 def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str = "") -> dict[str, Any]:
     """Return the fields for the model server. `template`: the model's chat template. Raises FieldRefused for tools that
     it has no place for."""
-    # It would leave them out without a word.
-    if not takes_tools:
+    if not takes_tools:  # it would leave them out without a word
         used = ["tools"] if sent.get("tools") else []
         used += ["tool_choice"] if sent.get("tool_choice") not in (None, "none", "auto") else []
         turns = enumerate(sent.get("messages", ()))

@@ -116,8 +116,7 @@ async def _pieces(request: Request, response: httpx2.Response, ticket: Ticket) -
             if text == b"[DONE]":
                 return
             piece = _read(request, text)
-            # Its prompt is computed.
-            ticket.answering = True
+            ticket.answering = True  # its prompt is computed
             yield piece
     raise Broken("the model server's answer ended early")
 

@@ -110,26 +110,24 @@ class Said:
 
 @dataclass(eq=False)
 class Request:
-    """A request, and what becomes of it.
+    """A request, and what becomes of it."""
 
-    `document`: as it was sent. `fields`: checked (fields.py). `ignored`: the client's names of what has no effect.
-    `client`: who holds the token. `session`: as the client names it. `declared`: its agent, category and system prompt.
-    `captures`: whether the answer is stored, and `captured`, yes or no, whether it was. `label`: of its release.
-    """
-
-    # What the API has read of it.
     dialect: "Dialect"
+    # As it was sent, and checked (fields.py).
     document: Mapping[str, Any]
     fields: Mapping[str, Any]
+    # The client's names of what has no effect.
     ignored: dict[str, None]
     size_bytes: int
-    client: str
-    session: str | None = None
+    client: str  # who holds the token
+    session: str | None = None  # as the client names it
+    # Its agent, category and system prompt.
     declared: Mapping[str, str] = field(default_factory=dict)
+    # Whether its answer is to be stored, and below, yes or no, whether it was.
     captures: bool = False
     id: str = field(default_factory=lambda: f"hive-{secrets.token_hex(12)}")
     started_s: float = field(default_factory=time.monotonic)
-    # What became of it. The label is noted before the release is asked: an early failure counts against it too.
+    # Of its release, noted before that is asked: an early failure counts against it too.
     label: str = ""
     said: Said = field(default_factory=Said)
     captured: str = ""
@@ -191,17 +189,18 @@ Recall = Callable[[str], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Dialect:
-    """An API. `path`: here. `upstream`: the model server's API that it is mapped to. `main_field`: the field that holds
-    what is asked. `read`: raises FieldRefused. `media_type`: of a stream. `names`: the API's own names of checked
-    fields. `thoughts`: whether an answer's thoughts stand apart from its text."""
+    """An API of the gateway."""
 
+    # Here, and the model server's that it is mapped to.
     path: str
     upstream: str
+    # The field that holds what is asked.
     main_field: str
-    read: Callable[[Mapping[str, Any], Recall], Read]
+    read: Callable[[Mapping[str, Any], Recall], Read]  # raises FieldRefused
     writer: Callable[[Request], Writer] = Writer
-    media_type: str = "text/event-stream"
-    names: Mapping[str, str] = field(default_factory=dict)
+    media_type: str = "text/event-stream"  # of a stream
+    names: Mapping[str, str] = field(default_factory=dict)  # the API's own names of checked fields
+    # Whether an answer's thoughts stand apart from its text.
     thoughts: bool = True
 
 

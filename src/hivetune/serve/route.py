@@ -46,12 +46,12 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Domain:
-    """A release name for the requests of one agent or category. `by`: agent or category. `system`: the system prompt of
-    most of its rows, which also declares it."""
+    """A release name for the requests of one agent or category."""
 
     name: str
-    by: str
+    by: str  # agent or category
     value: str
+    # The system prompt of most of its rows, which also declares it.
     system: str | None = None
 
 
@@ -105,8 +105,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
         if names and name not in names and (domain is None or domain["of"] not in names):
             continue
         base = base if served else (champion.model, champion.model_sha256)
-        # Alias -> label.
-        usable: dict[str, str] = {}
+        usable: dict[str, str] = {}  # alias -> label
         for release in all_releases:
             label = release.label
             if release.withdrawn:
@@ -150,16 +149,17 @@ def adapter_of(release: Release, base: tuple[str, str] | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Routes:
-    """What a request can name. `base`: the base that is loaded, or "". `labels`: NAME@VERSION of the loaded releases.
-    `champions`: NAME -> label of the one that answers now. `canary`: share of a name's sessions that its candidate
-    answers, 0 to 1. `problems`: why something is not loaded."""
+    """What a request can name."""
 
     wanted: Wanted = field(default_factory=Wanted)
+    # The base that is loaded, or "".
     base: str = ""
-    labels: frozenset[str] = frozenset()
+    labels: frozenset[str] = frozenset()  # NAME@VERSION of the loaded releases
+    # NAME -> label of the one that answers now.
     champions: Mapping[str, str] = field(default_factory=dict)
+    # The share of a name's sessions that its candidate answers, 0 to 1.
     canary: float = 0.0
-    problems: Sequence[str] = ()
+    problems: Sequence[str] = ()  # why something is not loaded
 
     def names(self) -> list[str]:
         """Return everything that a request can name, champions first."""

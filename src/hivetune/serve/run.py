@@ -49,21 +49,22 @@ READ_AGAIN_S = 30.0
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """The settings of `hivetune serve`. `names`: names to serve, every champion if empty. `allow_hosts`: more accepted
-    values of the Host header, with port. `canary`: share of each name's sessions that its candidate answers.
-    `context_tokens` is per slot."""
+    """The settings of `hivetune serve`."""
 
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # to serve; every champion if empty
     host: str = "127.0.0.1"
     port: int = 8642
+    # More accepted values of the Host header, with port.
     allow_hosts: tuple[str, ...] = ()
     capture: bool = False
+    # The share of each name's sessions that its candidate answers.
     canary: float = 0.0
     quant: str = SERVED_QUANT
     slots: int = 4
-    context_tokens: int = CONTEXT_TOKENS
+    context_tokens: int = CONTEXT_TOKENS  # of each slot
     threads: int | None = None
-    card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
+    # What backends offload to while nobody trains on it; empty: they choose themselves.
+    card: str = ""
 
 
 class Addition(NamedTuple):

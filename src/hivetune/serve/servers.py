@@ -43,20 +43,17 @@ class BackendRetired(Exception):
 
 @dataclass(eq=False)
 class LiveBackend:
-    """A model server with `deployment` loaded, and the requests that wait for its slots.
-
-    `end` ends its process. `takes_tools`: its chat template has a place for tools. `template`: the text of it.
-    `retired`: it takes no new request.
-    """
+    """A model server with `deployment` loaded, and the requests that wait for its slots."""
 
     deployment: Deployment
     backend: Backend
     slots: int
-    end: Callable[[], None]
+    end: Callable[[], None]  # ends its process
     context_tokens: int = CONTEXT_TOKENS
+    # Whether its chat template has a place for tools, and the text of that.
     takes_tools: bool = True
     template: str = ""
-    retired: bool = False
+    retired: bool = False  # it takes no new request
     watching: asyncio.Task[None] | None = None
     turns: Turns = field(init=False)
     client: httpx2.AsyncClient = field(init=False)
@@ -136,8 +133,7 @@ class LiveBackend:
                 await self.client.get("/health", timeout=hung_s)
             except (httpx2.ReadTimeout, httpx2.ConnectTimeout):
                 self.backend.kill()
-            # It died: the next look sees that.
-            except httpx2.TransportError:
+            except httpx2.TransportError:  # it died: the next look sees that
                 pass
 
     async def close(self) -> None:
@@ -165,23 +161,25 @@ class Failure(NamedTuple):
 @dataclass
 class Keeper:
     """The model servers of a gateway, and the routes to what they hold: a loop that makes what is held what is wanted.
-
-    `live`: the server that answers, None while none does. `held`: what it holds, or the lost one before it held, which
-    requests wait for. `failure`: of the last start, until one succeeds or is not wanted any more. `tell`: is told which
-    releases are loaded, when that changed. All but `start` and `read` run in one event loop.
-    """
+    All but `start` and `read` run in one event loop."""
 
     read: Callable[[], Wanted]
     start: Start
     canary: float = 0.0
     hung_s: float = HUNG_S
+    # Is told which releases are loaded, when that changed.
     tell: Callable[[frozenset[str]], None] = lambda labels: None
+    # The server that answers, None while none does.
     live: LiveBackend | None = None
+    # What it holds, or the lost one before it held, which requests wait for.
     held: Deployment | None = None
+    # Of the last start, until one succeeds or is not wanted any more.
     failure: Failure | None = None
     routes: Routes = field(default_factory=Routes)
+    # Servers that were replaced by others, and those that died.
     swaps: int = 0
     restarts: int = 0
+    # Why the registry can't be read, else empty.
     unread: str = ""
     starting: asyncio.Task[None] | None = None
     _draining: dict[LiveBackend, asyncio.Task[None]] = field(default_factory=dict)
@@ -297,8 +295,7 @@ class Keeper:
                 if time.monotonic() >= since_s + (YIELD_S if self._must_yield(live) else DRAIN_S):
                     break
                 await asyncio.sleep(_POLL_S)
-            # Up to ten seconds for one that hangs.
-            await live.close()
+            await live.close()  # up to ten seconds for one that hangs
             del self._draining[live]
 
         self._draining[live] = asyncio.create_task(drain())
@@ -306,8 +303,7 @@ class Keeper:
     def _route(self) -> None:
         """Route to what is held. While a champion is loading, the one before answers."""
         wanted, held, before = self.wanted, self.held, self.routes.champions
-        # Until the new ones are loaded.
-        answering = wanted.labels | set(before.values())
+        answering = wanted.labels | set(before.values())  # until the new ones are loaded
         labels = answering & set(held.served) if held is not None else frozenset[str]()
         if labels != self.routes.labels:
             self.tell(labels)
@@ -339,7 +335,6 @@ async def _in_thread(start: Start, deployment: Deployment) -> LiveBackend:
     try:
         return await asyncio.wrap_future(started)
     except asyncio.CancelledError:
-        # It came at the same moment.
-        if not started.cancel() and started.exception() is None:
+        if not started.cancel() and started.exception() is None:  # it came at the same moment
             started.result().end()
         raise

@@ -13,17 +13,18 @@ OTHERS_S = 10.0
 
 @dataclass(eq=False)
 class Ticket:
-    """A request in the queue. `key`: the adapter that it needs. `session`: whose tokens its slot should hold. `long`:
-    its prompt takes seconds. `slot` is set when it starts, `warm` if the slot's last request was the same client's,
-    `answering` by whoever sees its answer begin."""
+    """A request in the queue."""
 
-    key: Key
+    key: Key  # the adapter that it needs
+    # Whose tokens its slot should hold.
     session: Hashable
     arrived_s: float
     client: str = ""
-    long: bool = False
+    long: bool = False  # its prompt takes seconds
+    # Set when it starts; `warm` if the slot's last request was the same client's.
     slot: int | None = None
     warm: bool = False
+    # Set by whoever sees its answer begin.
     answering: bool = False
 
     @property
@@ -57,10 +58,8 @@ class Turns:
     _slots: list[_Slot] = field(default_factory=list)
     _uses: int = 0
     _asked_s: dict[str, float] = field(default_factory=dict)  # client -> when it asked last
-    # When the present turn began.
-    _turn_s: float = 0.0
-    # Until when nobody overtakes.
-    _protected_s: float = 0.0
+    _turn_s: float = 0.0  # when the present turn began
+    _protected_s: float = 0.0  # until when nobody overtakes
 
     def __post_init__(self) -> None:
         self._slots = [_Slot(number) for number in range(self.num_slots)]

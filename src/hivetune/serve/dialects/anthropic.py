@@ -52,8 +52,7 @@ def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
             yield {"role": role, "content": message.text("content")}
         for block in message.each("content"):
             kind = block.one_of("type", "text", "thinking", "tool_use", "tool_result")
-            # An error's text says it too.
-            block.hints("cache_control", "signature", "is_error")
+            block.hints("cache_control", "signature", "is_error")  # an error's text says it too
             if kind == "tool_result":
                 yield {"role": "tool", "tool_call_id": block.take("tool_use_id"), "content": block.text("content")}
             elif kind == "tool_use":

@@ -34,8 +34,7 @@ def _read(document: Mapping[str, Any], recall: Recall) -> Read:
     chat["model"] = (given.take("model", str) or "").removesuffix(":latest")
     chat["stream"] = True if chat["stream"] is None else chat["stream"]
     chat["stop"] = chat["stop"] or None
-    # No limit.
-    chat["max_tokens"] = None if chat["max_tokens"] == -1 else chat["max_tokens"]
+    chat["max_tokens"] = None if chat["max_tokens"] == -1 else chat["max_tokens"]  # no limit
     if form:
         schema = {"type": "json_schema", "json_schema": {"schema": form}}
         chat["response_format"] = {"type": "json_object"} if form == "json" else schema

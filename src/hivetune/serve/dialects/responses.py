@@ -35,8 +35,7 @@ def _read(document: Mapping[str, Any], recall: Recall) -> Read:
     kind = form.take("type")
     schema = {key: form.take(key) for key in ("name", "description", "schema", "strict")}
     chat["response_format"] = kind and {"type": kind, **({"json_schema": schema} if kind == "json_schema" else {})}
-    # Codex names its session so.
-    if not (chat["metadata"] or chat["user"]) and given.peek("prompt_cache_key"):
+    if not (chat["metadata"] or chat["user"]) and given.peek("prompt_cache_key"):  # Codex names its session so
         chat["metadata"] = {"session_id": given.take("prompt_cache_key")}
     given.hints(*_HINTS)
     given.one_of("truncation", "disabled")
