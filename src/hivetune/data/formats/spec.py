@@ -142,7 +142,9 @@ def _read(name: str, spec: Spec, row: Row) -> Conversation | None:
         return None
     for reason, path in spec.refuse.items():
         if found := path.find(row):
-            raise RowRefused(reason, f"{name}: {path.text} is {str(found)[:80]}")
+            # Lists and objects are what somebody wrote; a hint is shown and stored.
+            value = "" if isinstance(found, list | dict) else f" is {str(found)[:80]}"
+            raise RowRefused(reason, f"{name}: {path.text}{value}")
     if spec.has("messages"):
         return _turns(name, spec, row)
     if spec.has("response"):
