@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from data.models import TEMPLATES, template_of
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
 from hivetune.data.render.template import (
@@ -46,57 +46,38 @@ def test_templates_that_do_not_think_or_do_not_compile_get_nothing() -> None:
     assert thinking_arguments("{{ messages[0].content }}") == {} == thinking_arguments("{% if %}{{ enable_thinking }}")
 
 
-def with_template(model: Path, template: str, path: Path) -> Path:
-    """Write the model with another chat template."""
-    reader = GGUFReader(model)
-    writer = GGUFWriter(path, "llama", use_temp_file=False)
-    from gguf import GGUFValueType
-
-    details = MetadataDetails(GGUFValueType.STRING, template)
-    copy_with_new_metadata(reader, writer, {"tokenizer.chat_template": details}, [])
-    return path
-
-
 def differing(model: Path, template: str, folder: Path, **arguments: bool | str) -> list[str]:
     """Return what llama.cpp writes otherwise than transformers with these arguments. A first token that the server adds
     is left out."""
-    written = template_of(template)
     # As export does: rows were rendered with this date in place of today's.
-    source = fixed_date(written)
+    source = fixed_date(template_of(template))
     trained = ChatTemplate(source, {"bos_token": "", "eos_token": "<|im_end|>", **arguments})  # as gguf_families has it
-    found = []
-    with open_backend(
-        with_template(model, served_template(with_defaults(source, arguments)), folder / "m.gguf"),
-        ServerSettings(warm_up=False),
-    ) as backend:
+    served, file, found = served_template(with_defaults(source, arguments)), folder / "m.gguf", []
+    details = {"tokenizer.chat_template": MetadataDetails(GGUFValueType.STRING, served)}
+    copy_with_new_metadata(GGUFReader(model), GGUFWriter(file, "llama", use_temp_file=False), details, [])
+    with open_backend(file, ServerSettings(warm_up=False)) as backend:
         for chat in CHATS:
             try:
                 expected = trained.apply(chat, None, True).strip()
             except RenderError:
                 continue  # it wants other turns
-            served = str(backend.request("/apply-template", {"messages": chat})["prompt"]).strip()
-            if not (served.endswith(expected) or expected.endswith(served)):
-                found.append(f"{template}: trained {expected[-60:]!r}, served {served[-60:]!r}")
+            written = str(backend.request("/apply-template", {"messages": chat})["prompt"]).strip()
+            if not (written.endswith(expected) or expected.endswith(written)):
+                found.append(f"{template}: trained {expected[-60:]!r}, served {written[-60:]!r}")
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("template", SHOWN)
-def test_a_served_prompt_is_the_trained_one(template: str, tiny: Path, tmp_path: Path) -> None:
-    assert differing(tiny, template, tmp_path) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "arguments"),
     [
+        *((template, {}) for template in SHOWN),
         ("qwen3", {"enable_thinking": False}),
         ("deepseek_v3_1", {"thinking": True}),
         ("minicpm5", {"enable_thinking": True}),
         ("gpt_oss", {"reasoning_effort": "high"}),
     ],
 )
-def test_a_chosen_argument_is_served(
+def test_a_served_prompt_is_the_trained_one(
     template: str, arguments: dict[str, bool | str], tiny: Path, tmp_path: Path
 ) -> None:
     assert differing(tiny, template, tmp_path, **arguments) == []
