@@ -178,3 +178,15 @@ def test_before_answers_are_computed_it_is_said_that_the_card_will_not(tmp_path:
     )
     assert answers_elsewhere(seen(on_card, tmp_path / "card")) == ""
     assert "a processor's build" in answers_elsewhere(seen(on_cpu, tmp_path / "cpu"))
+
+
+@pytest.mark.parametrize(("build", "is_used"), [(99999, True), (8952, False)])
+def test_a_llama_server_that_is_too_old_does_not_answer(build: int, is_used: bool, tmp_path: Path) -> None:
+    """Nothing was said where the user's own program is passed over for xllamacpp's build for processors."""
+    program = tmp_path / "bin" / "llama-server"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho 'version: {build} (0123abc)'\n")
+    program.chmod(0o755)
+    path = {"PATH": str(program.parent)}
+    fake = Fake(nvidia=[H200], torch="2.13.0", cuda="12.8", packages={"xllamacpp": "2026.10.1"}, environment=path)
+    assert (answers_elsewhere(seen(fake, tmp_path / "root")) == "") is is_used

@@ -137,21 +137,27 @@ class Engine:
 def find_engine() -> Engine:
     """Return the user's own `llama-server`, which may be one for a card, or else xllamacpp's, where the other is too
     old or not there. Raises MachineNotFit when there is neither."""
-    program, problem = shutil.which("llama-server"), ""
-    if program is not None:
+    program = shutil.which("llama-server")
+    problem = program_problem(program) if program else ""
+    if program and not problem:
+        # Builds of one version differ: by the card that they are for, and by the compiler.
         changed_ns = os.stat(program).st_mtime_ns
-        version = _version_of(program, changed_ns)
-        if "." in version or int(version or 0) >= MIN_BUILD:  # numbers with points came in September 2026
-            # Builds of one version differ: by the card that they are for, and by the compiler.
-            return Engine((program,), f"{program} {version} {changed_ns}")
-        holes = f"is build {version}; builds before {MIN_BUILD} have CVE-2026-21869 or older holes"
-        problem = f"{program} {holes if version else 'does not tell its version'}"
+        return Engine((program,), f"{program} {_version_of(program, changed_ns)} {changed_ns}")
     if importlib.util.find_spec("xllamacpp") is not None:
         why = f"{problem}, so xllamacpp is used; to use your own, install a newer one" if problem else ""
         build = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
         return Engine((sys.executable, "-m", "hivetune.llama.wheel"), build, why)
     hint = f"{pip_install()} xllamacpp, or put a new llama-server on PATH"
     raise MachineNotFit(problem or "llama.cpp is not installed", hint=hint)
+
+
+def program_problem(program: str) -> str:
+    """Return why a `llama-server` is not used; empty where it is."""
+    version = _version_of(program, os.stat(program).st_mtime_ns)
+    if "." in version or int(version or 0) >= MIN_BUILD:  # numbers with points came in September 2026
+        return ""
+    holes = f"is build {version}; builds before {MIN_BUILD} have CVE-2026-21869 or older holes"
+    return f"{program} {holes if version else 'does not tell its version'}"
 
 
 @functools.lru_cache(maxsize=8)

@@ -160,7 +160,10 @@ def _torch(found: metadata.Distribution | None) -> dict[str, Any]:
 def _answers_on(found: metadata.Distribution | None, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the user's own llama-server, else what the package xllamacpp is built for: cpu or card."""
     if program := shutil.which("llama-server", path=environment.get("PATH", "")):
-        return {"llama_server": program}
+        from hivetune.llama.backend import program_problem  # only now: what looks at a machine needs no server
+
+        if not program_problem(program):
+            return {"llama_server": program}
     folder = Path(str(found.locate_file("xllamacpp"))) if found else Path("/nonexistent")
     for path in (path for path in sorted(folder.glob("*.so")) if path.stat().st_size):
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
