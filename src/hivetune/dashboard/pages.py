@@ -112,8 +112,9 @@ def runs_page(watcher: Watcher, request: PageRequest) -> Page:
 
 def _losses(found: Found) -> Markup:
     """Return the smoothed losses of the newest runs over each other, the newest as the strongest line."""
-    drawn = [(run.path.name, run.read.curves["loss"]) for _, run, _ in found if len(run.read.curves["loss"]) > 2]
-    drawn = drawn[:RUNS_OVER_EACH_OTHER]
+    # By its path: all runs of cycles are called `run`.
+    losses = [(short_path(run.path), run.read.curves["loss"]) for _, run, _ in found]
+    drawn = [(name, series) for name, series in losses if len(series) > 2][:RUNS_OVER_EACH_OTHER]
     # In names beside the lines, not in a legend of six colours that nobody tells apart.
     curves = [
         Curve(name, "raw" if number else "smooth", smoothed(series.buckets()), label=name)
