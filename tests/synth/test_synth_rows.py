@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,15 +82,13 @@ def test_the_same_seed_gives_the_same_file(hive_pack: Pack, places: Library, tmp
 def test_categories_share_the_rows_and_an_empty_one_gives_its_share(
     hive_pack: Pack, places: Library, tmp_path: Path
 ) -> None:
-    one = hive_pack.model_copy(update={"category": "ctl", "pages": ("hivectl(1)",), "documents": ()})
-    two = hive_pack.model_copy(update={"category": "key", "pages": ("combkey(1)",), "documents": ()})
+    one = replace(hive_pack, category="ctl", pages=("hivectl(1)",), documents=())
+    two = replace(hive_pack, category="key", pages=("combkey(1)",), documents=())
     none = Pack(category="nothing", title="nothing", install="hives", pages=("nothing(1)",))
     document = make_rows([one, two, none], places, tmp_path / "rows.jsonl", rows=12, seed=0)
     kept = {c["category"]: c["kept"] for c in document["categories"]}
     assert kept == {"ctl": 9, "key": 3, "nothing": 0}
-    assert [one["category"] for one in document["categories"] if not one["kept"]] == ["nothing"] and document[
-        "categories"
-    ][2]["install"] == "hives"
+    assert document["categories"][2]["install"] == "hives"
 
 
 def test_frozen_questions_are_not_made(
@@ -108,20 +107,11 @@ def test_frozen_questions_are_not_made(
 
 
 def test_a_fact_is_checked_against_the_page_that_it_names(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
-    good = WrittenFact(
-        question="Which option of combcopy stops early?",
-        answer="`--limit=NUM` stops after NUM cells.",
-        source="combcopy(1)",
-    )
-    wrong = WrittenFact(
-        question="Which option of combcopy stops early?",
-        answer="`--max-cells` stops after NUM cells.",
-        source="combcopy(1)",
-    )
-    lost = WrittenFact(
-        question="Which option of combcopy stops early?", answer="`--limit` does.", source="combpaste(1)"
-    )
-    pack = hive_pack.model_copy(update={"facts": (good, wrong, lost)})
+    asked = "Which option of combcopy stops early?"
+    good = WrittenFact(asked, "`--limit=NUM` stops after NUM cells.", "combcopy(1)")
+    wrong = WrittenFact(asked, "`--max-cells` stops after NUM cells.", "combcopy(1)")
+    lost = WrittenFact(asked, "`--limit` does.", "combpaste(1)")
+    pack = replace(hive_pack, fact=(good, wrong, lost))
     document = make_rows([pack], places, tmp_path / "rows.jsonl", rows=20, seed=0)
     facts = [row for row in rows_of(tmp_path / "rows.jsonl") if row["synth"]["kind"] == "fact"]
     assert [row["messages"][1]["content"] for row in facts] == [good.answer]
