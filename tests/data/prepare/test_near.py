@@ -11,7 +11,7 @@ from data.conftest import chat, written
 from data.prepare import faults
 
 from hivetune.config import DataConfig
-from hivetune.data.checks.lessons import compare, lesson_of
+from hivetune.data.checks.lessons import asked_alike, lesson_of, taught_alike
 from hivetune.data.prepare.near import Near, near_copies, sketch
 from hivetune.data.prepare.prepare import check
 from hivetune.data.read import content_id
@@ -48,7 +48,8 @@ def test_near_copies_are_those_above_the_threshold() -> None:
         for place in rng.sample(range(0, 100, 6), pair % 15):
             text[place] = "".join(rng.choice("abcdefgh") for _ in range(12))
         conversations.append(said(" ".join(asked), " ".join(text)))
-        truth[2 * pair, 2 * pair + 1] = compare(*map(lesson_of, conversations[-2:])).share
+        one, other = map(lesson_of, conversations[-2:])
+        truth[2 * pair, 2 * pair + 1] = min(asked_alike(one, other) or 0, taught_alike(one, other) or 0)
     found = search(*conversations)
     assert {(other, row) for row, other, _ in found.copies} == {pair for pair, share in truth.items() if share >= 0.85}
     assert all(share == truth[other, row] for row, other, share in found.copies)

@@ -7,12 +7,13 @@ their MinHash, of all words or of the question's, are candidates; each pair of c
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
 from rensa import RMinHash
 
-from hivetune.data.checks.lessons import Lesson, compare, share_of_triples
+from hivetune.data.checks.lessons import Lesson, Triple, asked_alike, taught_alike
 
 SEED = 1
 NUM_PERM = 128
@@ -24,6 +25,7 @@ ALIKE = 0.7  # rows whose questions are so similar stay on one side of the split
 # Rows behind one band; more share a text, such as an instruction, and comparing them all would take hours.
 MAX_BUCKET = 1000
 MAX_SLOTS = 1 << 24  # 16 MB; with 1,000,000 rows one key in 17 shares its place by chance
+RECENT = 256  # rows of a bucket are compared with its first and its last one
 Pair = tuple[int, int]
 
 
@@ -36,25 +38,17 @@ class Near(NamedTuple):
 
 def sketch(lesson: Lesson) -> bytes:
     """Return the keys of all bands of a row, 4 * NUM_KEYS bytes."""
-    asked = _joined(lesson.question, "")
-    keys = _keys([*asked, *_joined(lesson.learned, "=")], *WORDS)
-    keys += _keys(asked, *QUESTION) if asked else [0] * QUESTION[0]  # 0: nothing is asked
+    keys = _keys([*lesson.question, *lesson.learned], *WORDS)
+    keys += _keys(lesson.question, *QUESTION) if lesson.question else [0] * QUESTION[0]  # 0: nothing is asked
     return array("I", keys).tobytes()
 
 
-def _keys(pieces: Sequence[str], num_bands: int, band_values: int) -> list[int]:
+def _keys(triples: Sequence[Triple], num_bands: int, band_values: int) -> list[int]:
     minhash = RMinHash(NUM_PERM, SEED)
-    minhash.update(pieces)
+    minhash.update(triples)
     values = array("I", minhash.digest()).tobytes()
     size = 4 * band_values
     return [crc32(values[start : start + size]) or 1 for start in range(0, size * num_bands, size)]
-
-
-def _joined(words: Sequence[str], front: str) -> list[str]:
-    """Return each triple of neighbouring words as one text, with the prefix `front`."""
-    if len(words) < 3:
-        return [front + " ".join(words)] if words else []
-    return [f"{front}{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
 
 
 def near_copies(
@@ -68,6 +62,12 @@ def near_copies(
     alike: list[Pair] = []
     compared: set[int] = set()  # one << 32 | other
     least = min(ALIKE, threshold)
+
+    @lru_cache(RECENT)
+    def recent(row: int) -> tuple[Lesson, frozenset[Triple]]:
+        found = lesson(row)
+        return found, frozenset(found.question)
+
     with sketches.cast("I") as keys:
         for band in range(NUM_KEYS):
             for bucket in _buckets(array("I", keys[band::NUM_KEYS]), skipped):
@@ -76,16 +76,19 @@ def near_copies(
                     if packed in compared:
                         continue
                     compared.add(packed)
-                    a, b = lesson(row), lesson(other)
+                    (a, asked), (b, other_asked) = recent(row), recent(other)
                     # Most candidates end here, so the rest of their texts is not compared.
-                    if share_of_triples(a.question, b.question) < least:
+                    common = len(asked & other_asked)
+                    union = len(asked) + len(other_asked) - common
+                    if union and common / union < least:
                         continue
-                    similarity = compare(a, b)
-                    if similarity.asked < least or not similarity.asks_alike:
+                    same_asked = asked_alike(a, b)
+                    if same_asked is None or same_asked < least:
                         continue
                     alike.append((min(row, other), max(row, other)))
-                    if similarity.same and similarity.share >= threshold:
-                        copies.append((row, other, similarity.share))
+                    same_taught = taught_alike(a, b)
+                    if same_taught is not None and min(same_asked, same_taught) >= threshold:
+                        copies.append((row, other, min(same_asked, same_taught)))
     return Near(_drop(copies, rank), sorted(alike))
 
 

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import pickle
+import secrets
 import subprocess
 import sys
 from collections import deque
@@ -65,14 +66,14 @@ def _batches(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
 class _Child:
     """A process that examines batches, one at a time."""
 
-    def __init__(self, settings: RowSettings, log: IO[bytes]):
+    def __init__(self, settings: RowSettings, log: IO[bytes], seed: int):
         self._log = log
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "hivetune.data.prepare.pool"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": str(seed)},
             start_new_session=True,  # so that Ctrl-C reaches only this process, which ends them
         )
         self._greeting = [settings]
@@ -120,8 +121,9 @@ def _in_children(settings: RowSettings, batches: Iterable[list[RawRow]], workers
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(workers))  # left last, when its threads wait for nobody
         log = stack.enter_context(open(os.memfd_create("hivetune-workers"), "w+b"))  # in memory: the disk may be full
+        seed = secrets.randbelow(1 << 32)  # one for all, since their hashes of texts are compared
         for _ in range(workers):
-            child = _Child(settings, log)
+            child = _Child(settings, log, seed)
             stack.callback(child.end)
             idle.put(child)
         waiting: deque[Future[Sequence[tuple[RawRow, Examined]]]] = deque()
