@@ -146,19 +146,6 @@ def _plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, default=dict)
 
 
-def _longest_edit(triples: Sequence[Triple], other: Collection[Triple]) -> int:
-    """Return the length of the longest run of triples that another text lacks; at an end of the text AT_END more."""
-    longest, run = 0, AT_END
-    for triple in triples:
-        if triple in other:
-            run = 0
-        else:
-            run += 1
-            if run > longest:  # max() would take half of the time of this loop
-                longest = run
-    return max(longest, run + AT_END if run else 0)
-
-
 def question(messages: Sequence[Message]) -> str:
     """Return all text before the first answer without system prompts; of plain text its beginning."""
     texts = []
