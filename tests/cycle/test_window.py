@@ -4,12 +4,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.cycle.loop import Permission, allowed_now, parse_window
+from hivetune.base.journal import Journal
+from hivetune.config import parse_config
+from hivetune.cycle.loop import Loop, Permission, allowed_now, parse_window
+from hivetune.cycle.record import CycleRow
+from hivetune.cycle.stations import Listener
 from hivetune.errors import UsageError
 
 
@@ -40,6 +45,25 @@ def test_hours_across_midnight(window: str, now: str, until: str | None, reason:
         found = allowed_now(window, datetime.fromisoformat(now).timestamp())
         ends = None if until is None else datetime.fromisoformat(until).timestamp()
     assert (found.now, found.until, found.reason) == (until is not None, ends, reason)
+
+
+@pytest.mark.parametrize(
+    ("now", "within_s", "asked", "why"),
+    [
+        ("2026-06-10 22:00:00", 30, False, ""),
+        ("2026-06-11 05:59:40", 5, False, ""),
+        ("2026-06-11 05:59:40", 30, False, "the window ends"),
+        ("2026-06-11 06:00:00", 5, False, "the window opens at 22:00"),
+        ("2026-06-11 06:00:00", 5, True, ""),
+    ],
+)
+def test_work_ends_before_its_window_does(tmp_path: Path, now: str, within_s: float, asked: bool, why: str) -> None:
+    tree = {"model": "tiny", "data": {"path": "rows"}, "cycle": {"name": "desk", "window": "22:00-06:00"}}
+    cycle = CycleRow("a1", "desk", 1.0, "request" if asked else "rows", {}, None)
+    with Journal(tmp_path / "cycle.jsonl") as journal:
+        loop = Loop(parse_config(tree, "a test"), "desk", journal, Listener())
+        loop.clock = lambda: datetime.fromisoformat(now).timestamp()
+        assert loop.must_end(cycle, within_s) == why
 
 
 @settings(max_examples=150, deadline=None)

@@ -277,7 +277,7 @@ class Loop:
 
     def _continue(self, cycle: CycleRow) -> None:
         """Continue the cycle to its end, the end of the window, or a failure."""
-        ends = partial(self._must_end, cycle)
+        ends = partial(self.must_end, cycle)
         work = stations.Work(cycle, stations.settings_then(cycle), ends, self.journal, self.listener)
         try:
             ended = stations.run_cycle(work)
@@ -313,7 +313,7 @@ class Loop:
         event = "worse" if end == "refused" and record.gate_of(cycle).get("verdict") == "abort" else end
         self._send(event, cycle.name if release is None else release.label, reason)
 
-    def _must_end(self, cycle: CycleRow, within_s: float) -> str:
+    def must_end(self, cycle: CycleRow, within_s: float) -> str:
         """Return why the work of a cycle has to end within so many seconds, or "". A person's pause ends it too."""
         if (loop_folder(self.name) / record.PAUSED).exists():
             return "paused by a person"
