@@ -10,14 +10,7 @@ from data.conftest import written
 from hivetune.base.database import open_database
 from hivetune.config import DataConfig
 from hivetune.data.forget import forget
-from hivetune.data.frozen import (
-    FrozenQuestion,
-    freeze,
-    frozen_folder,
-    names_with_wins,
-    own_questions,
-    wins_of,
-)
+from hivetune.data.frozen import FrozenQuestion, freeze, frozen_folder, names_with_wins, own_questions, wins_of
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import DataRefused, UsageError
 from hivetune.records import Message

@@ -153,12 +153,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("kind", "seed", "rotations", "every_s"), HOSTILE)
 def test_fast_rotation_and_kills_at_once(
-    tmp_path: Path,
-    kind: str,
-    seed: int,
-    rotations: int,
-    every_s: float,
-    record_property: Callable[[str, object], None],
+    tmp_path: Path, kind: str, seed: int, rotations: int, every_s: float, record_property: Callable[[str, object], None]
 ) -> None:
     """The log is rotated every 0.4 s while a collector is killed every 0.8 s; a last collection brings the rest."""
     log = RotatedLog(tmp_path / "logs", kind, seed)
