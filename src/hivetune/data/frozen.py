@@ -123,6 +123,7 @@ def _question(
     origin: Origin, row: Example | RowInfo, checker: Mapping[str, Any] | None, **of_win: str | None
 ) -> FrozenQuestion:
     """Return the messages of a row before its last answer as a question, and that answer as its reference."""
+    # Turns behind that answer are left out: nobody asks a release for them.
     last = max((i for i, message in enumerate(row.messages) if message.role == "assistant"), default=None)
     prompt, reference = row.messages[:last], None if last is None else row.messages[last].content
     return FrozenQuestion(origin, row.source, prompt, checker, row.tools, reference, row.agent, row.category, **of_win)
@@ -131,7 +132,7 @@ def _question(
 def frozen_hashes(own_files: Sequence[str] = ()) -> frozenset[int]:
     """Return the 64-bit hashes of all frozen questions, by which `decide` keeps rows out of training."""
     wins = [win for name in names_with_wins() for win in wins_of(name)]
-    # A checker is not needed to keep a row out.
+    # A checker is not needed to keep a row out, so any will do.
     own_rows = own_questions(own_files, {"name": "regex", "pattern": "."})
     hashes = set()
     # A question of one turn is compared by its words, whatever precedes or follows it. A longer conversation is

@@ -63,7 +63,8 @@ def _differences(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> lis
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value; an empty mapping is a value."""
+    """Return dotted key -> value."""
+    # An empty mapping is a value, so that one that was emptied is a difference.
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}

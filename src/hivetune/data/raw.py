@@ -40,7 +40,8 @@ class Source:
     users: str = ""
 
     def place(self, number: int) -> str:
-        """Return "file:line" of a line; those of the parts are numbered through."""
+        """Return "file:line" of a line."""
+        # The lines of the parts are numbered through, and people look for them in the file of a day.
         for part in self.parts:
             if number <= part.lines:
                 return f"{part.name}:{number}"

@@ -251,6 +251,7 @@ def write_leave_out(path: Path, named: Mapping[str, str]) -> None:
 
 def read_leave_out(path: Path) -> dict[str, str]:
     """Return id of a row -> reason. Raises UsageError naming the first line of another form."""
+    # The file is an input like others: a cycle writes it, and so may a user's own choice of rows.
     named = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

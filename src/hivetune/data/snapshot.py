@@ -8,7 +8,7 @@
     report.json    the distribution, and what was left out or changed
     manifest.json  names, sizes and hashes, written last
 
-Standard library only. The hash covers tokens, masks, ids and splits, but not the sources.
+The hash covers tokens, masks, ids and splits, but not the sources: rows that moved to another file are the same rows.
 """
 
 import contextlib
@@ -118,6 +118,7 @@ class Snapshot:
         self.hash: str = manifest["hash"]
         self.num_rows: int = manifest["num_rows"]
         self.num_bad: int = manifest["num_bad"]
+        # Mapped, so that ranks on one machine share the pages.
         self._offsets = _mapped(folder / "offsets.u64").cast("Q")
         self._tokens = _mapped(folder / "tokens.u32").cast("I")
         self._trained = _mapped(folder / "trained.u8")
@@ -218,6 +219,7 @@ def open_snapshot(folder: Path) -> Snapshot:
         raise UsageError(f"{folder} is not a snapshot", hint=hint) from None
     if manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
         raise UsageError(f"{folder} is a snapshot of another version", hint="prepare it again")
+    # Sizes only: a snapshot that was cut off by a full disk is found, without reading it.
     try:
         for name, entry in manifest["files"].items():
             if (folder / name).stat().st_size != entry["size_bytes"]:

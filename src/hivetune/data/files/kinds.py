@@ -151,6 +151,7 @@ def _kind(source: Source) -> str:
 
 def _is_json_document(head: bytes, spread: bool) -> bool:
     """Return whether a text is an array of rows, or (`spread`: unless it is named JSONL) objects over several lines."""
+    # By its first lines: a name says little, since arrays are called .jsonl, and JSON Lines .json.
     text = head.lstrip()
     first, line_break, rest = text.partition(b"\n")
     if text.startswith(b"["):

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,7 +65,7 @@ def _records(source: Source) -> Iterator[RawRow]:
         if isinstance(record, RowRefused):
             yield RawRow(source.place(number), b"", record)
             continue
-        text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False, default=str)
+        text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
         payload = text.encode("utf-8", "surrogatepass")
         yield RawRow(source.place(number), payload, _too_large(len(payload)), file=source)
 
@@ -113,15 +113,11 @@ def _lines_of_log(rows: Iterable[PlacedRow], problems: list[PlacedRow]) -> Itera
     for number, record in rows:
         if isinstance(record, str):
             yield number, record
-        elif isinstance(record, Mapping):
-            yield number, json.dumps(record, ensure_ascii=False)
         else:
             problems.append((number, record))
 
 
 def _object(record: Any) -> dict[str, Any] | None:
-    if isinstance(record, Mapping):
-        return dict(record)
     try:
         event = json.loads(record) if isinstance(record, str) else None
     except (ValueError, RecursionError):
@@ -223,7 +219,7 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
             # No blank line, no separators alone, and no header of another file that was joined to this one.
             elif any(fields) and fields != names:
                 if len(fields) == len(header):
-                    yield number, dict(zip(header, fields, strict=True))
+                    yield number, json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=False)
                 else:
                     yield number, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
             number = reader.line_num + 1
@@ -253,7 +249,7 @@ def _arrow_rows(source: Source) -> Iterator[PlacedRow]:
         for batch in _arrow_batches(source):
             for row in batch.to_pylist():
                 number += 1
-                yield number, _plain(row)
+                yield number, json.dumps(_plain(row), ensure_ascii=False, default=str)
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these two kinds
         raise DataRefused(
             f"{spelled(source.name)} is damaged behind row {number:,}: {' '.join(str(error).split())}",

@@ -46,6 +46,7 @@ def parse_sources(sources: Sequence[str]) -> list[Reader]:
             raise UsageError(f"{scheme}:// is not a known kind of source", hint=known)
         else:
             readers.append(FileReader(source))
+    # Two readers of one source would move its position by turns.
     for name, count in Counter(reader.name for reader in readers).items():
         if count > 1:
             raise UsageError(f"{name} is named twice", hint="name each source once")
@@ -64,7 +65,8 @@ def collect(
     `tick` is called after each batch and each round. After `stop` the current batch is still committed. Raise what a
     reader raises: UsageError, DataRefused, MachineNotFit, DoesNotFit, Busy.
     """
-    # One thread reads and writes, so that each batch is durable before its source moves on.
+    # One thread reads and writes, so that each batch is durable before its source moves on. Threads would wait for the
+    # database's one writer anyhow.
     collected = Collected(readers, {reader.name: Tally() for reader in readers})
     with closing(open_database()) as database, ExitStack() as stack:
         active = [(reader, stack.enter_context(closing(reader.batches(database, follow)))) for reader in readers]
