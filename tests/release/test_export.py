@@ -15,33 +15,38 @@ from hivetune.cli.output import explain
 from hivetune.errors import DoesNotFit, HivetuneError, UsageError
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.gguf_header import read_header
-from hivetune.release.export import Source, export, export_run
+from hivetune.release.export import export_run
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def source(own_home: Path, tmp_path: Path) -> Source:
-    made = Source(tmp_path / "run", make_home(), "mine", tmp_path / "run")
-    write_adapter(made.model, made.adapter, 1)
-    return made
-
-
-def test_a_folder_has_a_portable_base_and_a_card(source: Source, tmp_path: Path) -> None:
-    """Nothing in it names a path of this machine."""
-    described = json.loads((source.model / "hivetune.json").read_text())
-    (source.model / "hivetune.json").write_text(json.dumps({**described, "name": MODEL, "source": str(tmp_path)}))
-    write_manifest(source.model)
-    config = json.loads((source.adapter / "adapter_config.json").read_text())
-    (source.adapter / "adapter_config.json").write_text(
-        json.dumps({**config, "base_model_name_or_path": str(tmp_path)})
-    )
+def make_run(run: Path) -> Path:
+    """A run of the tiny model, as far as an export reads it."""
+    model = make_home()
+    write_adapter(model, run, 1)
     rows = {"rows_in": 1297, "trained": 1234, "held_out": 56, "rejected": {"no answer": 3, "broken": 4}}
-    write_json(source.adapter / "run.json", {"result": {"rows": rows}, "home": str(home())})
-    write_json(source.adapter / "eval.json", {"verdict": "deploy", "reasons": ["loss gained 0.2 nats"]})
-    made = export(source, tmp_path / "export", "adapter")
+    known = {"schema": 1, "name": "mine", "created": 0.0, "status": "done", "model": str(model), "home": str(home())}
+    write_json(run / "run.json", known | {"result": {"rows": rows}})
+    return run
+
+
+@pytest.fixture
+def run(own_home: Path, tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run")
+
+
+def test_a_folder_has_a_portable_base_and_a_card(run: Path, tmp_path: Path) -> None:
+    """Nothing in it names a path of this machine."""
+    model = home() / "models" / MODEL
+    described = json.loads((model / "hivetune.json").read_text())
+    (model / "hivetune.json").write_text(json.dumps({**described, "name": MODEL, "source": str(tmp_path)}))
+    write_manifest(model)
+    config = json.loads((run / "adapter_config.json").read_text())
+    (run / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(tmp_path)}))
+    write_json(run / "eval.json", {"verdict": "deploy", "reasons": ["loss gained 0.2 nats"]})
+    made = export_run(run, "adapter")
     for path in made.folder.rglob("*"):
-        assert str(tmp_path) not in path.read_bytes().decode("latin-1"), path
+        assert path.is_dir() or str(tmp_path) not in path.read_bytes().decode("latin-1"), path
     assert json.loads((made.folder / "adapter_config.json").read_text())["base_model_name_or_path"] == MODEL
     card = (made.folder / "README.md").read_text()
     assert card.startswith(f'---\nbase_model: "{MODEL}"\nlibrary_name: "peft"\n')
@@ -50,26 +55,26 @@ def test_a_folder_has_a_portable_base_and_a_card(source: Source, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("to", "room_bytes"), [("adapter", 8 << 10), ("merged", 60 << 10), ("gguf", 60 << 10)])
-def test_a_disk_that_fills_while_it_exports(to: str, room_bytes: int, small_disk: Path, source: Source) -> None:
+def test_a_disk_that_fills_while_it_exports(to: str, room_bytes: int, small_disk: Path, own_home: Path) -> None:
     """The documented exit code, and no half-made file. In this process and in a child: the first of its files fit, the
     weights do not."""
+    run = make_run(small_disk / "run")
+    (run / "export").mkdir()
     taken = fill(small_disk)
     os.truncate(taken, taken.stat().st_size - room_bytes)
     with pytest.raises((OSError, HivetuneError), match="No space left on device") as caught:
-        export(source, small_disk / "export", to)
+        export_run(run, to)
     told = caught.value if isinstance(caught.value, HivetuneError) else explain(caught.value)
     assert (type(told), told.hint) == (DoesNotFit, "free some space, then run the same command again")
     assert "the disk is full" in told.message
-    assert [path.name for path in (small_disk / "export").iterdir()] == [".lock"]
+    assert [path.name for path in (run / "export").iterdir()] == [".lock"]
 
 
 def test_an_export_in_a_copied_home_does_not_write_into_the_originals_run(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run outside of the home has one folder, which both homes name."""
-    original, run = home(), source.adapter
-    record = {"schema": 1, "name": "demo", "created": 0, "status": "done", "model": str(source.model)}
-    write_json(run / "run.json", {**record, "home": str(original)})
+    original = home()
     shutil.copytree(original, tmp_path / "copy")
     monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "copy"))
     with pytest.raises(UsageError, match="belongs to the home") as refused:
@@ -82,7 +87,7 @@ def test_an_export_in_a_copied_home_does_not_write_into_the_originals_run(
 
 
 def test_a_file_of_four_bits_is_made_from_sixteen_and_served(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No package that tests may install has `llama-quantize`, so one of 24 lines stands in. It really writes Q4_0 and
     Q5_0 by llama.cpp's own Python functions, which have no K-quants: q4_k_m and its like were not tried."""
@@ -90,7 +95,7 @@ def test_a_file_of_four_bits_is_made_from_sixteen_and_served(
         tmp_path / "bin" / "llama-quantize", Path(__file__).with_name("llama_quantize.py").read_text()
     )
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    exported = export(source, tmp_path / "export", "gguf", quant="Q4_0")
+    exported = export_run(run, "gguf", quant="Q4_0")
     names = sorted(path.name for path in exported.folder.iterdir())
     assert names == ["Modelfile", "README.md", "manifest.json", "mine-q4_0.gguf"]
     shapes = read_header(exported.path).tensors
@@ -99,5 +104,5 @@ def test_a_file_of_four_bits_is_made_from_sixteen_and_served(
     with open_backend(exported.path, ServerSettings(context_tokens=256)) as backend:
         assert backend.complete([{"role": "user", "content": "hello"}], max_tokens=2).new_tokens
     with pytest.raises(UsageError, match="llama-quantize can't write q4_k_m: main: this llama-quantize does not know"):
-        export(source, tmp_path / "export", "gguf", quant="q4_k_m")
-    assert [path.name for path in (tmp_path / "export").iterdir() if path.name[0] != "."] == ["gguf-q4_0"]
+        export_run(run, "gguf", quant="q4_k_m")
+    assert [path.name for path in (run / "export").iterdir() if path.name[0] != "."] == ["gguf-q4_0"]

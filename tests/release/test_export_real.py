@@ -18,7 +18,7 @@ from hivetune.llama.prompts import compare_prompts
 from hivetune.models.gguf_header import read_header
 from hivetune.process.protocol import Passage
 from hivetune.records import Example, Message
-from hivetune.release.export import Source, export
+from hivetune.release.export import export_run
 from hivetune.release.gguf import write_gguf
 from hivetune.release.prove import TOP, Scores, compare_scores, score_passages
 
@@ -40,13 +40,15 @@ ANSWERS = {
 
 
 @pytest.fixture(scope="module")
-def source(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Source:
+def run(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random adapter on all linear layers, strong enough that it changes the answers, of twice the usual scale."""
-    adapter = tmp_path_factory.mktemp("smol") / "adapter"
-    write_adapter(smollm2, adapter, 0, spread=0.04)
-    settings = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps({**settings, "lora_alpha": 2 * settings["r"]}))
-    return Source(adapter, smollm2, "smol")
+    folder = tmp_path_factory.mktemp("smol") / "run"
+    write_adapter(smollm2, folder, 0, spread=0.04)
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "lora_alpha": 2 * settings["r"]}))
+    known = {"schema": 1, "name": "smol", "created": 0.0, "status": "done", "model": str(smollm2)}
+    (folder / "run.json").write_text(json.dumps(known))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +62,10 @@ def passages(smollm2: Path) -> list[Passage]:
 
 
 @pytest.fixture(scope="module")
-def trained(source: Source, passages: list[Passage]) -> Mapping[str, Scores]:
+def trained(run: Path, smollm2: Path, passages: list[Passage]) -> Mapping[str, Scores]:
     """What transformers and PEFT compute in float32, with the adapter and without."""
-    base = AutoModelForCausalLM.from_pretrained(source.model, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, source.adapter)
+    base = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, run)
 
     @torch.no_grad()
     def score(passage: Passage) -> list[Any]:
@@ -94,10 +96,10 @@ def largest(served: Scores, trained: Scores, least: float = -math.inf) -> float:
 
 
 def test_the_merged_file_is_the_trained_model(
-    source: Source, passages: list[Passage], trained: Mapping[str, Scores], tmp_path: Path
+    run: Path, passages: list[Passage], trained: Mapping[str, Scores]
 ) -> None:
     """And Ollama is told the file and its ends."""
-    exported = {quant: export(source, tmp_path, "gguf", quant=quant) for quant in BOUNDS}
+    exported = {quant: export_run(run, "gguf", quant=quant) for quant in BOUNDS}
     for quant, bound in BOUNDS.items():
         with open_backend(exported[quant].path, ServerSettings(context_tokens=512)) as backend:
             served, ended = score_passages(backend, passages)
@@ -111,9 +113,9 @@ def test_the_merged_file_is_the_trained_model(
 
 
 def test_the_adapter_beside_its_base_is_the_trained_model_and_the_base_without_it_is_the_base(
-    source: Source, base_file: Path, passages: list[Passage], trained: Mapping[str, Scores], tmp_path: Path
+    run: Path, base_file: Path, passages: list[Passage], trained: Mapping[str, Scores]
 ) -> None:
-    adapter = export(source, tmp_path, "gguf-adapter").path
+    adapter = export_run(run, "gguf-adapter").path
     with open_backend(base_file, ServerSettings(((adapter, 0.0),), context_tokens=512)) as backend:
         served = {name: score_passages(backend, passages, adapter=which)[0] for name, which in SIDES.items()}
     assert all(largest(served[name], trained[name]) < BOUNDS["f16"] for name in SIDES)

@@ -62,17 +62,6 @@ class Exported:
     made: bool
 
 
-@dataclass(frozen=True)
-class Source:
-    """The source of an export: an adapter (any PEFT folder) of a prepared model, under a name. `run`: the run that
-    trained it."""
-
-    adapter: Path
-    model: Path
-    name: str
-    run: Path | None = None
-
-
 def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Progress = silent) -> Exported:
     """Export the adapter at the top of a run folder to `RUN/export/`.
 
@@ -80,44 +69,34 @@ def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Prog
     this one was copied may write to, and a model that the target can't hold; MachineNotFit for a missing package;
     DoesNotFit for a full disk, on which nothing half-made stays; Busy while another export runs.
     """
+    if to not in get_args(ExportFormat):
+        raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
+    target: ExportFormat = to  # type: ignore[assignment]
     try:
         check_own(run)
     except FileNotFoundError:
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs") from None
     record = read_record(run)
-    source = Source(run, Path(record["model"]), Path(record["name"]).name, run)
-    return export(source, run / EXPORTS, to, quant=quant, progress=progress)
-
-
-def export(
-    source: Source, parent: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Progress = silent
-) -> Exported:
-    """Export any adapter folder, trained or not. Raises as `export_run`."""
-    if to not in get_args(ExportFormat):
-        raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
-    target: ExportFormat = to  # type: ignore[assignment]
-    require_adapter(source.adapter)
+    model = Path(record["model"])
+    require_adapter(run)
     number_type = find_quant(quant) if to == "gguf" else None
-    folder = parent / (f"{to}-{number_type}" if number_type else to)
+    folder = run / EXPORTS / (f"{to}-{number_type}" if number_type else to)
     identity = {
         "kind": "export",
         "to": to,
         "quant": number_type,
-        "adapter_sha256": adapter_hash(source.adapter),
-        "model_sha256": sha256_file(source.model / MANIFEST),
+        "adapter_sha256": adapter_hash(run),
+        "model_sha256": sha256_file(model / MANIFEST),
     }
-    if problems := problems_once(source.model):
-        raise UsageError(
-            f"the base model is damaged: {source.model / problems[0]}", hint="get it again: hivetune fetch MODEL"
-        )
+    if problems := problems_once(model):
+        raise UsageError(f"the base model is damaged: {model / problems[0]}", hint="get it again: hivetune fetch MODEL")
     is_new = not _is_written(folder, identity)
     if is_new:
-        if source.run is not None and (source.run / RECORD).is_file():
-            refuse_copied_home(source.run, f"hivetune export {quoted(source.run)} --to {to}")
-        with lock(parent):
+        refuse_copied_home(run, f"hivetune export {quoted(run)} --to {to}")
+        with lock(folder.parent):
             is_new = not _is_written(folder, identity)  # by another process a moment ago
             if is_new:
-                _write(source, folder, identity, progress)
+                _write(run, record, folder, identity, progress)
     file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
     return Exported(target, file or folder, folder, size_bytes, is_new)
@@ -135,8 +114,8 @@ def _is_written(folder: Path, identity: Mapping[str, Any]) -> bool:
     return not problems_once(folder) and identity.items() <= read_json(folder / MANIFEST).items()
 
 
-def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
-    to, more = identity["to"], dict[str, Any]()
+def _write(run: Path, record: Mapping[str, Any], folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
+    to, model, more = identity["to"], Path(record["model"]), dict[str, Any]()
     # Written aside, with the manifest last, and then renamed: an export is whole or not there. A task gets a folder of
     # its own, so that its logs are no part of it.
     work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
@@ -144,17 +123,17 @@ def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: 
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         if to == "merged":
-            outcome = run_task(Merge(source.model, source.adapter, work), task, on_beat=lambda beat: progress(0, None))
+            outcome = run_task(Merge(model, run, work), task, on_beat=lambda beat: progress(0, None))
             more = dict(outcome.check("merging"))
         elif to == "adapter":
-            _copy_adapter(source, work)
+            _copy_adapter(run, model, work)
         else:
             work.mkdir()
-            file = f"{source.name}-{identity['quant'] or 'lora'}.gguf"
-            write_gguf(source.model, source.adapter, identity["quant"], task, file, progress).rename(work / file)
+            file = f"{Path(record['name']).name}-{identity['quant'] or 'lora'}.gguf"
+            write_gguf(model, run, identity["quant"], task, file, progress).rename(work / file)
             if to == "gguf":
-                (work / MODELFILE).write_text(_modelfile(source.model, file), encoding="utf-8")
-        (work / CARD).write_text(_card(source, to), encoding="utf-8")
+                (work / MODELFILE).write_text(_modelfile(model, file), encoding="utf-8")
+        (work / CARD).write_text(_card(run, record, to), encoding="utf-8")
         publish(work, folder, {**identity, **more})
     except UsageError as error:  # what GGUF or llama.cpp can't hold
         hint = error.hint or "export the adapter alone, which PEFT loads beside its base: --to adapter"
@@ -164,16 +143,16 @@ def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: 
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _copy_adapter(source: Source, work: Path) -> None:
+def _copy_adapter(run: Path, model: Path, work: Path) -> None:
     """Copy the adapter, with the public name of its base instead of a path, and the base's tokenizer."""
     work.mkdir()
-    shutil.copyfile(source.adapter / ADAPTER, work / ADAPTER)
-    base, revision = _portable_base(source.model)
-    config = read_json(source.adapter / ADAPTER_CONFIG)
+    shutil.copyfile(run / ADAPTER, work / ADAPTER)
+    base, revision = _portable_base(model)
+    config = read_json(run / ADAPTER_CONFIG)
     write_json(work / ADAPTER_CONFIG, {**config, "base_model_name_or_path": base, "revision": revision})
     for name in TOKENIZER_FILES:
-        if (source.model / name).exists():
-            shutil.copyfile(source.model / name, work / name)
+        if (model / name).exists():
+            shutil.copyfile(model / name, work / name)
 
 
 def _modelfile(model: Path, file: str) -> str:
@@ -193,16 +172,13 @@ def _portable_base(model: Path) -> tuple[str, str | None]:
     return spoken_name(model), None
 
 
-def _card(source: Source, to: str) -> str:
+def _card(run: Path, record: Mapping[str, Any], to: str) -> str:
     """Return README.md: what the export is, what it was trained on, how it was judged, and its limits.
 
     Nothing in it names this machine. The front matter is what the Hugging Face Hub reads.
     """
-    base, revision = _portable_base(source.model)
-    record, judged = (
-        read_json(source.run / name) if source.run is not None and (source.run / name).is_file() else {}
-        for name in (RECORD, EVALUATION)
-    )
+    base, revision = _portable_base(Path(record["model"]))
+    judged = read_json(run / EVALUATION) if (run / EVALUATION).is_file() else {}
     rows = []
     for key, count in ((record.get("result") or {}).get("rows") or {}).items():
         total = sum(count.values()) if isinstance(count, Mapping) else count
@@ -213,7 +189,7 @@ def _card(source: Source, to: str) -> str:
     return _CARD.format(
         base=base,
         library="peft" if to == "adapter" else "transformers",
-        name=source.name,
+        name=Path(record["name"]).name,
         described=f"{base}{f' at {revision}' if revision else ''}, {_FORMS[to]}",
         rows="\n".join(rows or ["Not known."]),
         verdict="\n".join(verdict),

@@ -16,7 +16,6 @@ training on it, on conversations of our own, so that a family that llama.cpp can
 
 import itertools
 import math
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_bytes, sha256_file, write_json
+from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, sha256_bytes, sha256_file, write_json
 from hivetune.base.documents import read_document
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import Snapshot
@@ -447,23 +446,19 @@ def _by_engine(
 ) -> tuple[dict[str, Scores], Any]:
     """Return the engine's scores of "base" and of "tuned", the base with the adapter, and what `meanwhile` returned.
 
-    Raises DoesNotFit where the memory can't hold the model, Busy while another process compares.
+    Raises DoesNotFit where the memory can't hold the model.
     """
     path = _cached(sha256_file(model / MANIFEST), adapter and adapter_hash(adapter), passages)
     asked = list[Any]()
     if not path.is_file():
         if weights_bytes(model) > psutil.virtual_memory().available:
             raise DoesNotFit("too little memory is free to compare with what was trained", hint="stop other programs")
-        task = path.with_suffix(".task")
-        with lock(path.parent):
-            try:
-                # The server is asked while the engine imports torch, which takes longer. Its file is mapped, so that
-                # it takes only what is left of the memory.
-                child = start_child(ScorePassages(model, adapter, tuple(passages), TOP), task)
-                outcome = see_off(child, lambda beat: progress(0, None), lambda: asked.append(meanwhile()))
-                result = outcome.check("comparing with what was trained")
-            finally:
-                shutil.rmtree(task, ignore_errors=True)
+        with scratch_folder(path.parent / ".tasks") as task:
+            child = start_child(ScorePassages(model, adapter, tuple(passages), TOP), task)
+            # The server is asked while the engine imports torch, which takes longer. Its file is mapped, so that it
+            # takes only what is left of the memory.
+            outcome = see_off(child, lambda beat: progress(0, None), lambda: asked.append(meanwhile()))
+            result = outcome.check("comparing with what was trained")
         write_json(path, {side: result[side] for side in ("base", "tuned") if side in result})
     scores: dict[str, Scores] = read_json(path)
     return scores, asked[0] if asked else meanwhile()
