@@ -294,7 +294,7 @@ def test_the_base_of_a_run_answers_the_rows_of_a_file(tmp_path: Path, monkeypatc
     run: Any = SimpleNamespace(folder=tmp_path / "run", config=SimpleNamespace(cycle=SimpleNamespace(name=None)))
     asked = []
 
-    def find(text: str, of: Any, quant: str) -> Any:
+    def find(text: str, of: Any) -> Any:
         asked.append((text, of))
         return SimpleNamespace(label=text, identity=text, endpoint=None)
 

@@ -19,7 +19,7 @@ from hivetune.llama.prompts import check_prompts
 from hivetune.models.gguf_header import adapter_problem, read_header
 from hivetune.models.sides import SideKind, parse_side
 from hivetune.release.export import export_run, run_of_export
-from hivetune.release.gguf import base_gguf
+from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.registry import find, gguf_adapter
 from hivetune.run.folder import ADAPTER, RECORD, adapter_hash
 from hivetune.run.status import find_run
@@ -52,7 +52,7 @@ class Artefact:
     run: Path | None = None
 
 
-def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
+def find_artefact(text: str, run: Run | None) -> Artefact:
     """Return the artefact that `text` names.
 
     `run` owns the rows, and the base of `base` and of a single adapter file. Raises UsageError for a file that is
@@ -64,7 +64,7 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
         return Artefact(side.label, "endpoint", identity, endpoint=Endpoint(side.name, side.model))
     if side.kind == "base":
         owner = _named(run, "base")
-        return _served(side.label, "base", _base_of(owner, quant), None, (owner.model, None), owner.folder)
+        return _served(side.label, "base", _base_of(owner), None, (owner.model, None), owner.folder)
     if side.kind == "gguf":
         path = expanded(side.name)
         if not path.is_file():
@@ -72,14 +72,14 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
         if not read_header(path).is_adapter:
             return _served(side.label, "gguf", path, None, None, run_of_export(path))
         owner = _named(run, f"{path} is an adapter: its base")
-        return _served(side.label, "gguf", _base_of(owner, quant), path, None, owner.folder)
+        return _served(side.label, "gguf", _base_of(owner), path, None, owner.folder)
     if side.kind == "release":
-        return _release(side.name, quant)
+        return _release(side.name)
     folder = find_run(side.name, ", release, GGUF file or URL#MODEL")
     opened = load_run(folder)
     adapter_hash(folder)  # raises for a damaged one
     adapter = export_run(folder, "gguf-adapter").path
-    return _served(folder.name, "run", _base_of(opened, quant), adapter, (opened.model, folder), folder)
+    return _served(folder.name, "run", _base_of(opened), adapter, (opened.model, folder), folder)
 
 
 @contextlib.contextmanager
@@ -128,12 +128,12 @@ def _served(
     return Artefact(label, kind, identity, model, adapter, trained=trained, run=run)
 
 
-def _release(reference: str, quant: str) -> Artefact:
+def _release(reference: str) -> Artefact:
     with closing(open_database()) as database:
         release = find(database, reference)
     release.check()
     adapter = gguf_adapter(release)
-    model = base_gguf(release.model, release.model_sha256, quant)
+    model = base_gguf(release.model, release.model_sha256, SERVED_QUANT)
     # The prepared base that its own record names, if it is still here: an upgraded one in that folder is another model.
     folder = stored_path(read_json(release.folder / RECORD).get("model", ""))
     present = (folder / MANIFEST).is_file() and (release.folder / ADAPTER).is_file()
@@ -142,8 +142,8 @@ def _release(reference: str, quant: str) -> Artefact:
     return _served(release.label, "release", model, adapter, trained, None)
 
 
-def _base_of(run: Run, quant: str) -> Path:
-    return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant)
+def _base_of(run: Run) -> Path:
+    return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), SERVED_QUANT)
 
 
 def _named(run: Run | None, title: str) -> Run:

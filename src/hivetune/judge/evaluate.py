@@ -65,12 +65,11 @@ def compare_pair(
     *,
     run: Run | None = None,
     rows: Sequence[str] = (),
-    quant: str = SERVED_QUANT,
     max_timings: int = 1,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return the comparison of both sides on `rows`, else on the held-out rows of `run`: the measurements of eval.json
-    with the first side as `base`, the second as `tuned`.
+    """Return the comparison of both sides on `rows`, else on the held-out rows of `run`, one of which is given: the
+    measurements of eval.json with the first side as `base`, the second as `tuned`.
 
     The base model and the adapter files that a side may name are those of `run`. `max_timings`: how often times may be
     taken that straddle their limit, where they decide.
@@ -78,9 +77,7 @@ def compare_pair(
     Raises UsageError for sides that are not there, damaged or the same; HivetuneError when one fails half-way: its
     answers are kept and not asked again.
     """
-    if run is None and not rows:
-        raise UsageError("there are no rows to answer", hint="give --run RUN for its held-out rows, or --rows FILE")
-    sides = [find_artefact(text, run, quant) for text in (first, second)]
+    sides = [find_artefact(text, run) for text in (first, second)]
     if sides[0].identity == sides[1].identity:
         raise UsageError(f"{first} and {second} are the same model: there is nothing to compare", hint=ANOTHER_SIDE)
     prompts, refused = prompts_of_rows(rows, settings) if rows or run is None else (prompts_of_run(run, settings), {})
@@ -88,10 +85,9 @@ def compare_pair(
     answered = _answer(sides, prompts, settings, run, max_timings, progress)
     owner = None if rows else run
     losses = compared_losses(owner, sides, progress)
-    facts = _facts(owner, settings, f"{build_name() or 'endpoints'}, {quant}")
-    if rows:
-        facts |= {"rows_from": ", ".join(rows), "rows_refused": refused}
-    return comparison_document(prompts, answered, losses, facts)
+    facts = _facts(owner, settings, f"{build_name() or 'endpoints'}, {SERVED_QUANT}")
+    named = {"rows_from": ", ".join(rows), "rows_refused": refused} if rows else {}
+    return comparison_document(prompts, answered, losses, facts | named)
 
 
 def _facts(run: Run | None, settings: EvalConfig, answered_by: str) -> dict[str, Any]:
@@ -270,7 +266,7 @@ def _unserved(run: Run, sides: Sequence[str]) -> str:
         if problem := base_problem(run.model):
             return f"llama.cpp can't serve this model here: {problem}"
         for side in sides:
-            artefact = find_artefact(side, run, SERVED_QUANT)
+            artefact = find_artefact(side, run)
         with open_artefact(artefact, ServerSettings(warm_up=False)):
             return ""
     except (Busy, DataRefused):

@@ -9,15 +9,7 @@ from typing import Any
 from hivetune.base.database import open_database
 from hivetune.base.documents import read_document
 from hivetune.config import EvalConfig
-from hivetune.data.frozen import (
-    FrozenQuestion,
-    freeze,
-    is_name,
-    names_with_wins,
-    own_questions,
-    win_of,
-    wins_of,
-)
+from hivetune.data.frozen import FrozenQuestion, freeze, is_name, names_with_wins, own_questions, win_of, wins_of
 from hivetune.data.snapshot import RowInfo, open_snapshot
 from hivetune.errors import UsageError
 from hivetune.judge.rows import Prompt
@@ -68,20 +60,10 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None =
 def _prompt(number: int, question: FrozenQuestion, settings: EvalConfig) -> Prompt:
     """Return a frozen question as a prompt."""
     answer = () if question.reference is None else (Message("assistant", question.reference),)
-    info = RowInfo(
-        row=number,
-        id=question.key,
-        interaction_id=None,
-        source=question.source,
-        split="test",
-        agent=question.agent,
-        category=question.category,
-        session=None,
-        time=None,
-        messages=(*question.messages, *answer),
-        tools=question.tools,
-        checker=None,
-    )
+    names = ("source", "agent", "category", "session", "interaction_id", "tools")
+    fields: dict[str, Any] = {name: getattr(question, name) for name in names}
+    messages = (*question.messages, *answer)
+    info = RowInfo(row=number, id=question.key, split="test", time=None, messages=messages, checker=None, **fields)
     # A function is of the config alone: the home must not name code to run.
     is_function = (question.checker or {}).get("name") == "function"
     return Prompt(info, question.key, settings.checker if is_function else question.checker, question.origin)

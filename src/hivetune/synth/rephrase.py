@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from hivetune.errors import HivetuneError
 from hivetune.judge.artefacts import find_artefact, open_artefact
 from hivetune.llama.backend import ServerSettings
-from hivetune.release.gguf import SERVED_QUANT
 from hivetune.synth.page import options_in
 from hivetune.synth.rows import MAX_QUESTION_CHARS, Rephrase
 
@@ -26,7 +25,7 @@ def rephrasing(model: str) -> Iterator[tuple[str, Rephrase]]:
 
     Raises UsageError for a model that can't be asked. The function raises HivetuneError when it fails again and again.
     """
-    side, failures = find_artefact(model, None, SERVED_QUANT), 0
+    side, failures = find_artefact(model, None), 0
     with open_artefact(side, ServerSettings(slots=1)) as answerer:
 
         def reword(question: str) -> str:
