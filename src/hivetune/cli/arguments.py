@@ -10,7 +10,7 @@ from typer import Argument, Option
 from hivetune.base.database import home_as_it_is
 from hivetune.base.paths import quoted
 from hivetune.cli.output import progress, say
-from hivetune.config import RunConfig, known_settings, load_config, override_config, parse_config
+from hivetune.config import RunConfig, known_settings, load_config, parse_config
 from hivetune.data.columns import FIELDS
 from hivetune.data.files.find import check_storable, names_rows
 from hivetune.data.mapping import parse_columns
@@ -105,7 +105,7 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] = ())
         hint = f"add --model smollm2-135m, or write a config: hivetune init {quoted(config)}"
         raise UsageError(f"{config} holds rows, and no model is given", hint=hint)
     check_storable(config)  # its name goes into the settings, which are UTF-8
-    settings = override_config(parse_config({"model": model, "data": {"path": config}}, "command line"), overrides)
+    settings = parse_config({"model": model, "data": {"path": config}}, "command line", overrides)
     say(
         f"settings: {settings.epochs:g} epochs, batch_size {settings.batch_size}, "
         f"learning_rate {settings.learning_rate:g}, lora.r {settings.lora.r}, max_length {settings.max_length}; "

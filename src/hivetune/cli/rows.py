@@ -18,7 +18,7 @@ from hivetune.base.paths import expanded, spelled
 from hivetune.cli import output
 from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, as_overrides, model_folder
 from hivetune.cli.output import Note, Table, answer, facts, parts, progress, say, value_text
-from hivetune.config import load_config, override_config, parse_config
+from hivetune.config import load_config, parse_config
 from hivetune.data.files.find import find_sources
 from hivetune.data.forget import ForgetKind, set_aside
 from hivetune.data.forget import forget as run_forget
@@ -127,8 +127,7 @@ def check(
     tree["model"] = model or tree["model"]
     if not tree["data"]["path"]:
         raise UsageError("no rows to read", hint="give files, folders, globs, '-' or 'store', or --config CONFIG")
-    settings = parse_config(tree, "command line")
-    settings = override_config(settings, [*as_overrides(columns, ignore), *(overrides or ())])
+    settings = parse_config(tree, "command line", [*as_overrides(columns, ignore), *(overrides or ())])
     left, copies = (beside(clean, kind) if clean else None for kind in ("quarantine", "duplicates"))
     # Refused before minutes of checking.
     files_to_write([path for path in (clean, left, copies) if path], find_sources(settings.data.path))
