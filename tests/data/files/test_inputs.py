@@ -20,7 +20,6 @@ from hivetune.data.files import rows, unpack
 from hivetune.data.files.find import check_storable, find_sources, matching_files
 from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.prepare.prepare import check, report_full_disk
-from hivetune.data.prepare.understand import suggested_for
 from hivetune.data.read import parse_row
 from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit, UsageError
 
@@ -192,17 +191,8 @@ def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
 
 
 def test_globs_find_what_a_shell_finds(tmp_path: Path) -> None:
-    names = [
-        "a.jsonl",
-        "b.jsonl",
-        ".hidden.jsonl",
-        "x/c.jsonl",
-        "x/y/d.jsonl",
-        "x/.z/e.jsonl",
-        "x/y/d.csv",
-        "w[1].jsonl",
-    ]
-    for name in names:
+    names = "a.jsonl b.jsonl .hidden.jsonl x/c.jsonl x/y/d.jsonl x/.z/e.jsonl x/y/d.csv w[1].jsonl"
+    for name in names.split():
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(JSONL)
     for pattern in [
@@ -281,14 +271,6 @@ def test_a_full_disk_is_told_in_plain_words(tmp_path: Path) -> None:
         raise sqlite3.OperationalError("database or disk is full")
     with pytest.raises(ValueError, match="other"), report_full_disk(tmp_path, "set TMPDIR"):
         raise ValueError("other")
-
-
-def test_who_waits_for_many_files_is_told_how_many_are_read(tmp_path: Path) -> None:
-    for number in range(3):
-        (tmp_path / f"{number}.jsonl").write_text(json.dumps(chat(f"what is {number}?", "a number")) + "\n")
-    reports: list[tuple[int, int | None]] = []
-    suggested_for(str(tmp_path), None, lambda done, total: reports.append((done, total)))
-    assert reports[:3] == [(1, 3), (2, 3), (3, 3)] and len(reports) == 6  # hashed, then looked into
 
 
 def test_a_name_that_the_locale_can_not_read_is_told_from_one_that_is_no_utf_8() -> None:

@@ -58,8 +58,7 @@ def stored_numbers() -> list[int]:
 
 
 def count_stored() -> int:
-    with closing(open_database()) as database:
-        return int(database.execute("SELECT count(*) FROM interactions").fetchone()[0])
+    return int(query("SELECT count(*) FROM interactions")[0])
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20.0, pause_s: float = 0.01) -> None:

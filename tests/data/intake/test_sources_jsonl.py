@@ -78,31 +78,6 @@ def test_bad_lines_are_kept_aside_with_place_and_reason(log: Path) -> None:
     assert total(str(log)) == (0, 0, 0, 0)
 
 
-def test_a_hole_left_by_truncating_under_a_writer_is_no_loss(log: Path) -> None:
-    log.parent.mkdir()
-    log.write_bytes(b"\0" * 5000 + line(1).encode())
-    assert total(str(log)) == (1, 0, 0, 0)
-
-
-def test_half_a_line_waits_for_its_end(log: Path) -> None:
-    append(log, 1)
-    with open(log, "a", encoding="utf-8") as file:
-        file.write(line(2)[:20])
-    reader = FileReader(str(log))
-    assert follow_once(reader) == 1
-    assert reader.waiting == [f"{log}:2"]
-    with open(log, "a", encoding="utf-8") as file:
-        file.write(line(2)[20:])
-    assert total(str(log)) == (1, 0, 0, 0)
-    assert stored_numbers() == [1, 2]
-
-
-def follow_once(reader: FileReader) -> int:
-    """All that a following reader has now; the number of rows."""
-    with closing(open_database()) as database:
-        return drain(reader.batches(database, True), database)
-
-
 def drain(batches: Batches, database: sqlite3.Connection) -> int:
     """The number of rows until there is nothing new."""
     count = 0
@@ -112,8 +87,9 @@ def drain(batches: Batches, database: sqlite3.Connection) -> int:
 
 
 def test_a_last_row_without_line_feed_is_taken_once(log: Path) -> None:
+    """So is one behind a hole, which truncating a log under its writer leaves."""
     log.parent.mkdir()
-    log.write_text(line(1) + line(2).rstrip("\n"))
+    log.write_text("\0" * 5000 + line(1) + line(2).rstrip("\n"))
     assert total(str(log)) == (2, 0, 0, 0)
     with open(log, "a", encoding="utf-8") as file:
         file.write("\n" + line(3))
@@ -244,19 +220,25 @@ def test_a_log_that_was_written_anew_is_read_from_its_start(log: Path, rows: int
     assert total(str(log)) == (1, rows, 0, 0)
 
 
-def test_following_goes_through_a_rotation_without_a_note(log: Path) -> None:
+def test_following_waits_for_half_a_line_and_goes_through_a_rotation(log: Path) -> None:
     append(log, 1)
     reader = FileReader(str(log))
+
+    def write(text: str, path: Path = log) -> None:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+
     with closing(open_database()) as database:
         batches = reader.batches(database, True)
-        assert drain(batches, database) == 1
-        append(log, 2)
+        write(line(2)[:20])
+        assert (drain(batches, database), reader.waiting) == (1, [f"{log}:2"])
+        write(line(2)[20:])
         log.rename(log.with_name("chat.jsonl.1"))
         append(log, 3)
         assert drain(batches, database) == 2
-        append(log.with_name("chat.jsonl.1"), 4)  # the writer still held it open
+        write(line(4), log.with_name("chat.jsonl.1"))  # the writer still held it open
         assert drain(batches, database) == 1
-    assert reader.notes == []
+    assert (reader.notes, stored_numbers()) == ([], [1, 2, 3, 4])
 
 
 def test_a_torn_last_line_of_a_rotated_log_is_refused_when_it_is_silent(log: Path) -> None:
