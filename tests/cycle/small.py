@@ -22,7 +22,6 @@ from hivetune.machine.profile import Profile, write_profile
 from hivetune.release.registry import releases
 from hivetune.run.choices import Choices
 from hivetune.run.folder import read_record
-from hivetune.train.worker.settle import _conditions, complete
 
 NAME = "demo"
 WORDS = ("red", "blue", "green", "black", "white", "small", "large", "quick", "slow", "old", "new", "warm")
@@ -43,6 +42,8 @@ COMMAND = "from hivetune.cli.main import main\nmain()\n"
 
 def vouch() -> None:
     """Note that the fast path computes what transformers does, which has tests of its own and takes 5 s."""
+    from hivetune.train.worker.settle import _conditions, complete  # here: it brings torch, which not all tests need
+
     key = _conditions(make_home(), complete("cpu", "float32", Choices()))
     write_profile(Profile(read_machine().fingerprint, agreements={key: {"key": key}}))
 
