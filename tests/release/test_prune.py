@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,31 +11,33 @@ from pathlib import Path
 import pytest
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, path_to_store, write_json
+from hivetune.base.disk import home, write_json
 from hivetune.errors import UsageError
 from hivetune.release.prune import MEASURED_DAYS, delete, find_unused, remove_run
 
 DAY_S = 86_400
+BASE = "bases/0123456789abcdef-q8_0"
+MADE = {
+    "snapshots/aa": "snapshot",
+    BASE: "base",
+    "scores/bb": "losses",
+    "answers/cc": "answers",
+    "models/.m.9.tmp": "left over",
+    "releases/faq/.1.tmp": "left over",
+}
 
 
 @pytest.fixture
-def made(own_home: Path) -> Iterator[Path]:
-    """A home with one of each, 40 days old."""
-    for name in (
-        "snapshots/aa",
-        "bases/0123456789abcdef-q8_0",
-        "scores/bb",
-        "answers/cc",
-        "models/.m.9.tmp",
-        "releases/faq/.1.old.tmp",
-    ):
+def database(own_home: Path) -> Iterator[sqlite3.Connection]:
+    """Of a home with one of each, 40 days old."""
+    for name in MADE:
         folder = home() / name
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(bytes(1000))
         age(folder, 40)
-    with closing(open_database()) as database:
-        database.execute("INSERT INTO snapshots VALUES ('aa', ?, 0)", ("snapshots/aa",))
-        yield home()
+    with closing(open_database()) as opened:
+        opened.execute("INSERT INTO snapshots VALUES ('aa', ?, 0)", ("snapshots/aa",))
+        yield opened
 
 
 def age(path: Path, days: float) -> None:
@@ -42,84 +45,70 @@ def age(path: Path, days: float) -> None:
     os.utime(path, (then, then))
 
 
-def found() -> dict[str, str]:
-    with closing(open_database()) as database:
-        return {str(each.path.relative_to(home())): each.what for each in find_unused(database)}
+def found(database: sqlite3.Connection) -> dict[str, str]:
+    return {str(each.path.relative_to(home())): each.what for each in find_unused(database)}
 
 
-def test_what_nothing_uses_is_found_and_only_looked_at(made: Path) -> None:
-    assert found() == {
-        "snapshots/aa": "snapshot",
-        "bases/0123456789abcdef-q8_0": "base",
-        "scores/bb": "losses",
-        "answers/cc": "answers",
-        "models/.m.9.tmp": "left over",
-        "releases/faq/.1.old.tmp": "left over",
-    }
-    assert all((made / name / "file").exists() for name in found())
-
-
-def test_what_is_young_may_be_needed_in_a_moment(made: Path) -> None:
-    for name in ("snapshots/aa", "models/.m.9.tmp", "releases/faq/.1.old.tmp"):
-        age(made / name, 0.5)
-    for name in ("scores/bb", "answers/cc"):
-        age(made / name, MEASURED_DAYS - 1)
-    assert found() == {"bases/0123456789abcdef-q8_0": "base"}
-
-
-def test_what_a_release_names_stays(made: Path) -> None:
-    with closing(open_database()) as database:
-        database.execute(
-            "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, proof, created)"
-            " VALUES ('faq', 1, '/gone', 'm', '0123456789abcdef00', '0', 'aa', '{}', 0)"
-        )
-        database.execute("INSERT INTO moves VALUES (NULL, 'faq', 1, 'promoted', 0, '', '', 0)")
-    assert not {"snapshots/aa", "bases/0123456789abcdef-q8_0"} & found().keys()
-
-
-def test_what_a_run_names_stays_whatever_is_damaged_in_it(made: Path) -> None:
-    """With its snapshot gone, no copy of the damaged file would make the run whole again."""
-    run = made / "runs" / "one"
+def add_run(database: sqlite3.Connection, record: str | None) -> Path:
+    run = home() / "runs" / "one"
     run.mkdir(parents=True)
-    with closing(open_database()) as database:
-        database.execute("INSERT INTO runs VALUES (?, 'one', 0, 'aa')", (str(run),))
-    assert "snapshots/aa" in found()  # a person has deleted the run
+    if record is not None:
+        (run / "run.json").write_text(record)
+    database.execute("INSERT INTO runs VALUES (?, 'one', 0, 'aa')", (str(run),))
+    return run
+
+
+def test_what_nothing_uses_is_found_and_only_looked_at(database: sqlite3.Connection) -> None:
+    assert found(database) == MADE
+    assert all((home() / name / "file").exists() for name in MADE)
+
+
+def test_what_is_young_may_be_needed_in_a_moment(database: sqlite3.Connection) -> None:
+    for name, what in MADE.items():
+        age(home() / name, MEASURED_DAYS - 1 if what in ("losses", "answers") else 0.5)
+    assert found(database) == {BASE: "base"}
+
+
+def test_what_a_release_names_stays(database: sqlite3.Connection) -> None:
+    database.execute(
+        "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, proof, created)"
+        " VALUES ('faq', 1, '/gone', 'm', '0123456789abcdef00', '0', 'aa', '{}', 0)"
+    )
+    database.execute("INSERT INTO moves VALUES (NULL, 'faq', 1, 'promoted', 0, '', '', 0)")
+    assert not {"snapshots/aa", BASE} & found(database).keys()
+
+
+def test_what_a_run_names_stays_whatever_is_damaged_in_it(database: sqlite3.Connection) -> None:
+    """With its snapshot gone, no copy of the damaged file would make the run whole again."""
+    run = add_run(database, None)
+    assert "snapshots/aa" in found(database)  # a person has deleted the run
     (run / "run.json").write_text("{")
-    assert "snapshots/aa" not in found()
+    assert "snapshots/aa" not in found(database)
 
 
-def test_a_snapshot_that_came_into_use_while_a_person_was_asked_stays(made: Path) -> None:
-    with closing(open_database()) as database:
-        (asked,) = (each for each in find_unused(database) if each.what == "snapshot")
-        run = made / "runs" / "new"
-        run.mkdir(parents=True)
-        (run / "run.json").write_text("{}")
-        (digest,) = database.execute(
-            "SELECT hash FROM snapshots WHERE path = ?", (path_to_store(asked.path),)
-        ).fetchone()
-        database.execute("INSERT INTO runs VALUES (?, 'new', 0, ?)", (str(run), digest))
-        with pytest.raises(UsageError, match="came into use"):
-            delete(database, asked)
-        assert (asked.path / "file").exists()
+def test_a_snapshot_that_came_into_use_while_a_person_was_asked_stays(database: sqlite3.Connection) -> None:
+    (asked,) = (each for each in find_unused(database) if each.what == "snapshot")
+    add_run(database, "{}")
+    with pytest.raises(UsageError, match="came into use"):
+        delete(database, asked)
+    assert (asked.path / "file").exists()
 
 
-def test_a_snapshot_outside_of_the_home_is_the_users(made: Path, tmp_path: Path) -> None:
+def test_a_snapshot_outside_of_the_home_is_the_users(database: sqlite3.Connection, tmp_path: Path) -> None:
     outside = tmp_path / "mine"
     outside.mkdir()
     (outside / "file").write_bytes(bytes(10))
     age(outside, 40)
-    with closing(open_database()) as database:
-        database.execute("INSERT INTO snapshots VALUES ('ee', ?, 0)", (str(outside),))
-        assert outside not in [each.path for each in find_unused(database)]
+    database.execute("INSERT INTO snapshots VALUES ('ee', ?, 0)", (str(outside),))
+    assert outside not in [each.path for each in find_unused(database)]
 
 
-def test_deleting_all_of_it_leaves_nothing_to_find(made: Path) -> None:
-    with closing(open_database()) as database:
-        for each in find_unused(database):
-            delete(database, each)
-            assert not each.path.exists()
-        assert find_unused(database) == []
-        assert database.execute("SELECT count(*) FROM snapshots").fetchone() == (0,)
+def test_deleting_all_of_it_leaves_nothing_to_find(database: sqlite3.Connection) -> None:
+    for each in find_unused(database):
+        delete(database, each)
+        assert not each.path.exists()
+    assert find_unused(database) == []
+    assert database.execute("SELECT count(*) FROM snapshots").fetchone() == (0,)
 
 
 def test_what_is_deleted_in_a_copied_home_is_the_copys(
