@@ -270,7 +270,7 @@ def test_what_is_significantly_worse_never_deploys_unless_a_setting_says_so() ->
     success = metric_of(verdict, "success")
     assert verdict.verdict == "iterate" and success.interval is not None
     assert success.passed is False and not success.required
-    assert any("significantly worse" in reason for reason in verdict.reasons[: verdict.decisive])
+    assert any("not required, but worse" in reason for reason in verdict.reasons[: verdict.decisive])
     for settings in ({"tolerance": 0.6}, {"success_gain": -0.6}):
         assert said(document, beside=False, **settings).verdict == "deploy"
 

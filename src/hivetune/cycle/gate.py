@@ -112,9 +112,9 @@ def _on_earlier_rows(evaluation: Evaluation, contests: Comparisons, config: Gate
     verdict = _within(_gain(evaluation, contests, known=True), config.tolerance)
     # Better losses do not make up for answers that are wrong now: checked answers once fell from 36 to 2 %.
     answers = judge(evaluation, config.model_copy(update=NOTHING_REQUIRED), beside_base=False)
-    lost = tuple(reason for reason in answers.reasons[: answers.decisive] if "significantly worse" in reason)
-    if not lost or verdict.verdict == "abort":
+    if verdict.verdict == "abort" or all(metric.passed is not False for metric in answers.metrics):
         return verdict
+    lost = answers.reasons[: answers.decisive]
     return replace(verdict, verdict="iterate", reasons=(*lost, *verdict.reasons), decisive=len(lost) + 1)
 
 

@@ -160,7 +160,9 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
     if gain is None or asked is None:
         low, high = (gain and gain.interval) or (0.0, 0.0)
         if aborts and not kind.timing and high < 0 and low < -tolerance:
-            return found("missed", f"significantly worse, and not shown to be within {allowed}")
+            return found(
+                "missed", f"not required, but worse: its whole interval is below 0, and reaches beyond {allowed}"
+            )
         return found("reported")
     threshold = 1.0 - asked if kind.form == "saved" else asked
     if kind.alone:
@@ -367,7 +369,7 @@ def required_text(metric: Metric) -> str:
     """Return what the gate asks of a metric; empty for one that is only reported."""
     limit, kind = metric.threshold, KINDS.get(metric.name, KINDS["loss"])
     if limit is None:
-        return ""
+        return "" if metric.passed is None else "not worse"
     if kind.form == "saved":
         return f"at most {100 * (limit - 1):.0f} % more than the base"
     text = _share(limit) if kind.unit == "%" else f"{limit:g}"
