@@ -165,8 +165,9 @@ def collect_while(log: Path, monkeypatch: pytest.MonkeyPatch, when: int, act: Ca
         return stepping
 
     with monkeypatch.context() as patched:
-        for owner, name in ((logs, "_rotations"), (logs, "_status"), (logs, "blocks_of"), (FileReader, "_logs")):
-            patched.setattr(owner, name, counted(getattr(owner, name)))
+        for name in ("_rotations", "_status", "blocks_of", "_tail"):
+            patched.setattr(logs, name, counted(getattr(logs, name)))
+        patched.setattr(FileReader, "_logs", counted(FileReader._logs))
         collect_now(str(log))
     collect_now(str(log))
     return steps

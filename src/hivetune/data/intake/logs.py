@@ -132,7 +132,7 @@ class FileReader(Reader):
             position = self._positions.get(identity, Position(*identity))
             packed = path.rpartition(".")[2] if path.endswith(COMPRESSED) else ""
             # An inode that was given out again holds other bytes before the place.
-            if packed or _tail(file, position.offset) != position.tail:
+            if packed or not position.tail or _tail(file, position.offset) != position.tail:
                 position = Position(*identity)
             file.seek(position.offset)
             lines = byte_lines(blocks_of(file, packed))
@@ -169,10 +169,12 @@ class FileReader(Reader):
 
 
 def _tail(file: BufferedReader, offset: int) -> str:
-    """Return the hash of the bytes before a place in a file, "" at its beginning."""
+    """Return the hash of the bytes before a place in a file; "" at its beginning, and in a file that ends before it."""
     start = max(0, offset - TAIL_BYTES)
     tail = os.pread(file.fileno(), offset - start, start)
-    return hashlib.blake2b(tail, digest_size=16).hexdigest() if tail else ""
+    # A log may be truncated between its last line and this: such a place is never gone on from.
+    is_whole = len(tail) == offset - start > 0
+    return hashlib.blake2b(tail, digest_size=16).hexdigest() if is_whole else ""
 
 
 def _is_complete(line: bytes) -> bool:
