@@ -103,11 +103,16 @@ KEPT_WORDS = 'frozen questions kept: 85.0 %, 17 of 20 questions that were answer
 SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "better": (evaluation(), {}, "deploy", "loss (nats per token): "),
     "better, success required and shown": (evaluation(), {"success_gain": 0.1}, "deploy", "success: "),
-    "worse": (evaluation(shift=0.3), LOSS_ONLY, "abort", "worse by more than the tolerance"),
+    "worse": (evaluation(shift=0.3), LOSS_ONLY, "abort", "missed by more than the tolerance"),
     "worse answers of few": (evaluation(n=3, rates=(0.9, 0.1)), {"success_gain": 0.0}, "abort", "success: "),
     "slightly and surely worse": (evaluation(n=200, shift=0.01, noise=0.01), LOSS_ONLY, "iterate", "missed"),
     "identical adapter": (evaluation(shift=0.0, noise=0.0), LOSS_ONLY, "iterate", "enough to see the tolerance 0.02"),
-    "too few rows to tell": (evaluation(n=12, shift=-0.05, noise=0.4), LOSS_ONLY, "not-enough-evidence", "needed"),
+    "too few rows to tell": (
+        evaluation(n=12, shift=-0.05, noise=0.4),
+        LOSS_ONLY,
+        "not-enough-evidence",
+        "in all would decide",
+    ),
     "too few rows for an interval": (evaluation(n=3), LOSS_ONLY, "not-enough-evidence", "too few"),
     "no held-out rows": (evaluation(n=0), LOSS_ONLY, "not-enough-evidence", "no held-out rows"),
     "enough rows, about nothing": (evaluation(1500, 0.0, 0.1), LOSS_ONLY, "iterate", "not shown, although"),
@@ -126,7 +131,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         evaluation(n=0, answers=60, rates=(0.0, 1.0), sessions=(0, 5)),
         {**NO_LOSS, "tolerance": 0.02},
         "not-enough-evidence",
-        "5 sessions measured, about 72 rows needed",
+        "5 sessions measured, about 72 rows in all would decide",
     ),
     "success required, no checker": (
         evaluation(answers=0),
@@ -140,7 +145,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "deploy",
         "no answer was checked: neither the held-out rows nor eval.checker name a checker",
     ),
-    "much slower": (evaluation(seconds=(1.0, 4.0)), {}, "abort", "at most 50 % more than the base: worse"),
+    "much slower": (evaluation(seconds=(1.0, 4.0)), {}, "abort", "at most 50 % more than the base: missed by more"),
     "slower by a hair": (evaluation(seconds=(1.0, 1.55)), {"tolerance": 0.1}, "iterate", "than the base: missed"),
     "times of a busy machine": (
         varying(evaluation(answers=300)),
@@ -189,9 +194,14 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     ),
     # Significant is not enough: 2e-10 nats on each row, which float32 can't resolve.
     "a gain that is no gain": (rows_of([2e-10] * 80), {"beside": False}, "iterate", "not shown"),
-    "no gain on few rows": (rows_of([0.0] * 8), {"beside": False}, "not-enough-evidence", "needed"),
+    "no gain on few rows": (rows_of([0.0] * 8), {"beside": False}, "not-enough-evidence", "in all would decide"),
     # 60 rows can't tell a gain from one row in twenty that is lost; 72 can.
-    "a gain on 60 rows": (rows_of([0.25, 0.35] * 30), {"beside": False}, "not-enough-evidence", "about 72 rows needed"),
+    "a gain on 60 rows": (
+        rows_of([0.25, 0.35] * 30),
+        {"beside": False},
+        "not-enough-evidence",
+        "about 72 rows in all would decide",
+    ),
     "a gain on 72 rows": (rows_of([0.25, 0.35] * 36), {"beside": False}, "deploy", "passed"),
     # The sign test's exact p is 0.06 for five rows and 0.03 for six.
     "five of five gained": (checked(rows_of([]), [False] * 5, [True] * 5), NO_LOSS, "not-enough-evidence", "5 gained"),
@@ -270,7 +280,7 @@ def test_what_is_significantly_worse_never_deploys_unless_a_setting_says_so() ->
     success = metric_of(verdict, "success")
     assert verdict.verdict == "iterate" and success.interval is not None
     assert success.passed is False and not success.required
-    assert any("not required, but worse" in reason for reason in verdict.reasons[: verdict.decisive])
+    assert any("worse: the whole interval" in reason for reason in verdict.reasons[: verdict.decisive])
     for settings in ({"tolerance": 0.6}, {"success_gain": -0.6}):
         assert said(document, beside=False, **settings).verdict == "deploy"
 

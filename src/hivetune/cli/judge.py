@@ -36,6 +36,10 @@ NEXT = {
 MORE_ROWS, MORE_ANSWERS = "hold out more rows (data.test)", "answer more held-out rows (eval.prompts, data.test)"
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
 QUIET = "evaluate again when the machine is quiet: hivetune eval RUN"
+GAIN = (
+    "a gain is positive where the tuned model is better (of shares in points, of costs in % of the base's); "
+    "what is required has to hold for its whole interval, else it is open"
+)
 AGENT = "agent rows loss_base loss_tuned answers success_base success_tuned"
 
 
@@ -108,6 +112,7 @@ def _problem_text(problems: Sequence[Mapping[str, str]], where: str) -> Iterator
 def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
     """Yield the metrics, the verdict and its reasons."""
     yield metrics_table(verdict.metrics, "base", "tuned")
+    yield GAIN
     yield f"verdict: {verdict.verdict}"
     yield from (f"  {reason}" for reason in verdict.reasons)
 

@@ -160,9 +160,7 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
     if gain is None or asked is None:
         low, high = (gain and gain.interval) or (0.0, 0.0)
         if aborts and not kind.timing and high < 0 and low < -tolerance:
-            return found(
-                "missed", f"not required, but worse: its whole interval is below 0, and reaches beyond {allowed}"
-            )
+            return found("missed", f"worse: the whole interval is below 0, and its lower end beyond {allowed}")
         return found("reported")
     threshold = 1.0 - asked if kind.form == "saved" else asked
     if kind.alone:
@@ -172,19 +170,21 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
     units = f"{gain.units} {'rows' if gain.units == n else 'sessions'}"
     if gain.interval is None:
         needed = math.ceil(stats.MIN_UNITS * n / max(1, gain.units))
-        return found("open", f"open, since {units} are too few for an interval; about {needed} rows needed", needed)
+        return found(
+            "open", f"open, since {units} are too few for an interval; about {needed} rows in all would decide", needed
+        )
     low, high = gain.interval
     if low - threshold > RESOLUTION or (kind.exact and low >= threshold):
         return found("passed")
     if aborts and high < min(threshold, 0.0) - tolerance:
-        return found("worse", f"worse by more than {allowed}")
+        return found("worse", f"missed by more than {allowed}, with the whole interval")
     if high < threshold:
         return found("missed")
     # The rows that would show the tolerance, or the margin where that is larger, with 80 % power at this level.
     needed_units = stats.rows_needed(gain, max(tolerance, abs(gain.value - threshold)), 1 - level)
     if gain.units < needed_units:
         needed = math.ceil(needed_units * n / gain.units)
-        return found("open", f"open, {units} measured, about {needed} rows needed", needed)
+        return found("open", f"open, {units} measured, about {needed} rows in all would decide", needed)
     if kind.timing:  # the noise of other programs never decides against a model
         return found("open", "open; times vary too much here, so evaluate again on a quiet machine")
     return found("missed", f"not shown, although {units} are enough to see {allowed}")
@@ -369,7 +369,7 @@ def required_text(metric: Metric) -> str:
     """Return what the gate asks of a metric; empty for one that is only reported."""
     limit, kind = metric.threshold, KINDS.get(metric.name, KINDS["loss"])
     if limit is None:
-        return "" if metric.passed is None else "not worse"
+        return "not worse" if kind.form == "gain" and not kind.exact else ""
     if kind.form == "saved":
         return f"at most {100 * (limit - 1):.0f} % more than the base"
     text = _share(limit) if kind.unit == "%" else f"{limit:g}"
@@ -385,7 +385,7 @@ def _share(value: float) -> str:
 def passed_text(metric: Metric) -> str:
     """Return `passed` in a word. A required metric that more rows or a quiet machine would decide is open."""
     if metric.passed is None:
-        return "reported"
+        return "yes" if required_text(metric) else "reported"
     return "yes" if metric.passed else "no" if metric.needed is None else "open"
 
 
