@@ -34,8 +34,8 @@ def test_an_endpoint_is_its_url_and_its_model() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     {
-        "": "can't be compared",
-        "--run": "can't be compared",
+        "": "is no model",
+        "--run": "is no model",
         "http://host/v1": "names no model",
         "http://": "not the URL of a server",
         "http://host:port/v1#m": "not a URL",

@@ -51,7 +51,7 @@ class Domain:
 
 
 def domain_value(row: PoolRow, by: str) -> str:
-    """Return a row's value as the gateway reads a request's."""
+    """Return the agent or category of a row, spelled as the gateway compares it with what a request declares."""
     # "Billing  TEAM" of one client and "billing team" of another are one domain.
     return " ".join(((row.agent if by == "agent" else row.category) or "").split()).casefold()
 

@@ -97,7 +97,7 @@ _KIND_OF_FRAME = slice(3, 4)
 
 
 def reach_cluster(head: str) -> str:
-    """Return the address by which the other machines of a Ray cluster reach this one: the one that reaches its head.
+    """Return the address of this machine in a Ray cluster: the one from which it reaches the head.
 
     `head` is HOST:PORT. It asks without Ray, whose client may end its process when the head is gone. Raises
     MachineNotFit when no head answers there.

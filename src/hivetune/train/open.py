@@ -63,7 +63,7 @@ def check_disk(folder: Path, setup: TrainingSetup) -> None:
     free = disk_free_bytes(folder)
     if free < needed:
         raise DoesNotFit(
-            f"checkpoints and adapter need {size(needed)} of disk, and {size(free)} are free for {folder}",
+            f"checkpoints and adapter need {size(needed)} of disk, and {size(free)} are free on the disk of {folder}",
             hint="free some space, or choose a folder on another disk: --set output=FOLDER",
         )
 

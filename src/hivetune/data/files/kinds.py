@@ -108,7 +108,7 @@ def _plain_name(encoding: str) -> str:
 
 
 def likely_encoding(sample: bytes) -> str | None:
-    """Return what a text seems to be in that is mostly not UTF-8, for a message; None if it is UTF-8."""
+    """Return the encoding that a text seems to have, for an error message; None if most of it is UTF-8."""
     if sample.count(0) > _MIN_ZERO_SHARE * len(sample):
         return "utf-16-le" if sample[1::2].count(0) > sample[::2].count(0) else "utf-16-be"
     lines = [line for line in sample.split(b"\n") if not line.isascii()]

@@ -32,7 +32,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each thread: messages that name each other."""
+    """Yield one row for each thread: messages that refer to each other by their ids."""
     threads = Threads()
     thread_of: dict[str, str] = {}  # by the ids of messages, and by subjects
     for number, text in _messages(lines):

@@ -60,7 +60,7 @@ def collect(
     stop: threading.Event,
     tick: Callable[[Collected], None] = lambda _collected: None,
 ) -> Collected:
-    """Store everything that `readers` have in hive.db, with `follow` until `stop` is set.
+    """Store in hive.db all that `readers` deliver: what there is now, or with `follow` what comes until `stop` is set.
 
     `tick` is called after each batch and each round. After `stop` the current batch is still committed. Raise what a
     reader raises: UsageError, DataRefused, MachineNotFit, DoesNotFit, Busy.

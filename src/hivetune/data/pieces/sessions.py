@@ -209,7 +209,7 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
 
 
 def likely_answers(speakers: Sequence[str]) -> str:
-    """Return who answers most likely."""
+    """Return the speaker who most likely is the assistant."""
     # Who begins asks, and of the others the one who speaks most answers.
     others = Counter(name for name in speakers if name != speakers[0]).most_common(1)
     return others[0][0] if others else speakers[0]

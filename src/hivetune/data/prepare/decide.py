@@ -123,7 +123,7 @@ def _mapped(path: Path) -> Iterator[memoryview]:
 
 
 def _set_aside_behind(work: Work, condition: str, allowed: int, reason: str) -> None:
-    """Set rows aside of which more than `allowed` meet a condition."""
+    """Keep the first `allowed` of the rows that meet a condition, and set the others aside."""
     # Drawn by content, so that equal rows in another order give the same snapshot.
     work.database.execute(
         f"UPDATE rows SET fate = ? WHERE n IN (SELECT n FROM rows WHERE {condition}"

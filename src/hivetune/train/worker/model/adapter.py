@@ -183,7 +183,8 @@ def _fault_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 @torch.no_grad()
 def fill(adapter: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy `tensors` into the views. Raises UsageError when names or shapes differ: another model or rank."""
+    """Copy `tensors` into those of the adapter. Raises UsageError, naming `where` they come from, when names or shapes
+    differ: they belong to another base model or LoRA rank."""
     if adapter.keys() != tensors.keys():
         differing = sorted(adapter.keys() ^ tensors.keys())
         raise UsageError(
