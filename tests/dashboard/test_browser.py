@@ -170,7 +170,7 @@ def test_keys_are_enough_and_javascript_is_not_needed(browser: Browser, site: Si
     tabs = Tabs(browser, site.shown, java_script_enabled=False)
     page = tabs.page
     page.click("nav >> text=Runs")
-    page.click("text=runs/going")
+    page.click("a >> text=runs/going")
     expect(page.locator("svg.chart")).to_have_count(5)
     before = points(page)
     grow(site.going, before + 1, before + 3)
