@@ -150,6 +150,14 @@ def test_two_kills_at_one_step_change_no_arithmetic_where_its_rows_are_fine() ->
 DAY_S = 86_400.0
 
 
+def test_kills_in_steps_that_follow_each_other_change_no_arithmetic() -> None:
+    """On a slow machine each attempt saved its first step and was killed three steps later: no two at one step."""
+    history: list[Failure] = []
+    for n in range(5):
+        history.append(Failure("killed", step=10 + n, durable=6 + n))
+        assert next_action(history, Bounds()).kind == "again"
+
+
 def test_a_remembered_rung_expires_though_runs_finish_with_it() -> None:
     """Each finished run renewed its date: one hang that ended on `cpu` kept a nightly cycle there for ever."""
     remember_rungs("machine", "model", ["cpu"], now_s=0.0)

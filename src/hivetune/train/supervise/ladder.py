@@ -115,7 +115,8 @@ class Failure:
 
     def is_near(self, failure: "Failure") -> bool:
         """Return whether this happened at the same place."""
-        return abs(self.step - failure.step) <= LATE_STEPS and self.quarantined == failure.quarantined
+        late = LATE_STEPS if self.kind == "device" else 0
+        return abs(self.step - failure.step) <= late and self.quarantined == failure.quarantined
 
     @property
     def kind(self) -> str:
