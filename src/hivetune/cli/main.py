@@ -182,7 +182,7 @@ def _app(current: str) -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Train a better local model from interactions that you already have. "
-        "Every command takes `--json` and then prints one JSON document.",
+        "Every command takes `--json` and then prints one JSON document; `demo` prints one for each step.",
         epilog=EXIT_CODES,
     )
     app.callback()(_root)
