@@ -44,7 +44,8 @@ def test_a_new_home_is_opened_while_another_command_reads_it(tmp_path: Path, mon
     with closing(reader):
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM interactions").fetchall()
-        open_database(path).close()
+        with closing(open_database(path)) as other:
+            assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_log_without_its_database_is_said(path: Path) -> None:

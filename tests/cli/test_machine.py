@@ -8,7 +8,7 @@ import typer
 from command import hivetune
 
 from hivetune.cli import machine
-from hivetune.cli.machine import _release_name, likeliest_columns
+from hivetune.cli.machine import _release_name, possible_columns
 from hivetune.cli.output import MODE
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.errors import DataRefused
@@ -49,13 +49,13 @@ def test_the_likeliest_mapping_is_proposed_unless_other_files_need_none(
     rows = [{"wish": f"Where is the {t}?", "told": f"In Bonn, {t}.", "more": f"Our {t}."} for t in topics]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = RunConfig(model="m", data=DataConfig(path=str(tmp_path)))
-    assert likeliest_columns(config) == {"prompt": "wish", "completion": "told"}
+    assert possible_columns(config) == {"prompt": "wish", "completion": "told"}
     told = capsys.readouterr()
     assert "prompt=wish,completion=told   left out: more" in told.out and "--columns MAPPING" in told.err
     mapped = config.model_copy(update={"data": DataConfig(path=str(tmp_path), columns={"prompt": "wish"})})
-    assert likeliest_columns(mapped) is None
+    assert possible_columns(mapped) is None
     (tmp_path / "good.jsonl").write_text(ROW)
-    assert likeliest_columns(config) is None and "good.jsonl needs none" in capsys.readouterr().err
+    assert possible_columns(config) is None and "good.jsonl needs none" in capsys.readouterr().err
 
 
 def test_a_machine_that_cannot_train_is_one_document(

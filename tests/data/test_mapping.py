@@ -190,7 +190,7 @@ def test_an_unknown_table_needs_the_one_line_that_is_printed(
     rows: list[dict[str, Any]], columns: dict[str, str], tmp_path: Path
 ) -> None:
     document = checked(tmp_path, rows).document
-    [[suggested]] = document["unclear"].values()
+    [suggested] = document["unclear"].values()
     assert (document["usable"], suggested["columns"]) == (0, columns)
     assert suggested["line"] in document["problems"][0]["hint"]
     assert not checked(tmp_path, rows, columns=columns).document["rejected"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
-from hivetune.judge.verdict import judge, worse_rows
+from hivetune.judge.verdict import judge, passed_text, worse_rows
 from hivetune.records import Metric, Verdict
 
 LOSS_ONLY = {"success_gain": None}
@@ -283,6 +283,11 @@ def test_what_is_significantly_worse_never_deploys_unless_a_setting_says_so() ->
     assert any("worse: the whole interval" in reason for reason in verdict.reasons[: verdict.decisive])
     for settings in ({"tolerance": 0.6}, {"success_gain": -0.6}):
         assert said(document, beside=False, **settings).verdict == "deploy"
+
+
+def test_what_nobody_measured_is_not_said_to_be_no_worse() -> None:
+    for answers, word in ((0, "reported"), (64, "yes")):
+        assert passed_text(metric_of(said(evaluation(answers=answers), **LOSS_ONLY), "success")) == word
 
 
 def test_rows_that_got_worse_are_named() -> None:

@@ -16,7 +16,7 @@ from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, overr
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.answers import minutes_text
 from hivetune.judge.evaluate import compare_pair, verdict_document, verdict_of
-from hivetune.judge.page import agent_cells, metric_cells
+from hivetune.judge.page import GAIN, agent_cells, metric_cells
 from hivetune.judge.verdict import judge
 from hivetune.machine.findings import answers_elsewhere
 from hivetune.machine.inventory import read_cards
@@ -36,10 +36,6 @@ NEXT = {
 MORE_ROWS, MORE_ANSWERS = "hold out more rows (data.test)", "answer more held-out rows (eval.prompts, data.test)"
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
 QUIET = "evaluate again when the machine is quiet: hivetune eval RUN"
-GAIN = (
-    "a gain is positive where the tuned model is better (of shares in points, of costs in % of the base's); "
-    "what is required has to hold for its whole interval, else it is open"
-)
 AGENT = "agent rows loss_base loss_tuned answers success_base success_tuned"
 
 
@@ -112,7 +108,7 @@ def _problem_text(problems: Sequence[Mapping[str, str]], where: str) -> Iterator
 def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
     """Yield the metrics, the verdict and its reasons."""
     yield metrics_table(verdict.metrics, "base", "tuned")
-    yield GAIN
+    yield GAIN.format("the tuned model")
     yield f"verdict: {verdict.verdict}"
     yield from (f"  {reason}" for reason in verdict.reasons)
 
@@ -178,6 +174,7 @@ def compare_sides(
 def comparison_text(document: dict[str, Any]) -> Iterator[str | Table]:
     """Yield the metrics, and the answers of a few rows that changed."""
     yield metrics_table([from_plain(Metric, metric) for metric in document["metrics"]], "A", "B")
+    yield GAIN.format("B")
     yield from (Note(f"{metric} not compared: {reason}") for metric, reason in document["not_compared"].items())
     if refused := document["rows_refused"]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in refused.items())

@@ -63,7 +63,7 @@ def init(
     # A Hub id that is not on this machine would need the network, so only local models are prepared.
     is_local = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
     folder = model_folder(settings.model) if is_local else None
-    mapping = likeliest_columns(settings)
+    mapping = possible_columns(settings)
     if mapping is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"columns": mapping})})
     with progress("looking at the rows", "rows") as report:
@@ -75,8 +75,8 @@ def init(
     answer(document, text, f"written: {path}\nnext: {first}{train}")
 
 
-def likeliest_columns(settings: RunConfig) -> dict[str, str] | None:
-    """Return the likeliest mapping for rows of unknown layout, which a person has to confirm; others are printed.
+def possible_columns(settings: RunConfig) -> dict[str, str] | None:
+    """Return a possible mapping for rows of unknown layout, which a person has to confirm.
 
     None if a mapping is set, none is needed, none is known, or other files are read without one.
     """
@@ -88,16 +88,16 @@ def likeliest_columns(settings: RunConfig) -> dict[str, str] | None:
         from hivetune.data.prepare.understand import suggested_for
 
         suggested, others = suggested_for(settings.data.path, settings.data.encoding, report)
-    name, lines = next(iter(suggested.items()), ("", []))
-    if not lines:
+    if not suggested:
         return None
-    present(f"{spelled(name)}: unknown layout; possible mappings:", *map(suggestion_text, lines))
+    name, line = next(iter(suggested.items()))
+    present(f"{spelled(name)}: unknown layout; a possible mapping:", suggestion_text(line))
     if others:
         first = spelled(others[0])
         say(f"a mapping holds for all files, and {first} needs none: give the others a config of their own")
         return None
-    say("the first mapping is written as a comment; choose another: --columns MAPPING")
-    return dict(lines[0]["columns"])
+    say("it is written as a comment; choose another: --columns MAPPING")
+    return dict(line["columns"])
 
 
 def _config_text(proposal: Proposal, sources: str, path: Path, *, confirmed: bool) -> str:

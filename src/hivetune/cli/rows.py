@@ -171,8 +171,8 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
     yield Table("read_as rows_at columns files first_file", [(*how, len(of), of[0]) for how, of in layouts.items()])
     yield Table("not_read=column values=distinct example ignored hint", list(unread.values()))
     unclear: dict[str, list[str]] = {}
-    for name, suggestions in document["unclear"].items():
-        unclear.setdefault("\n".join(map(suggestion_text, suggestions)), []).append(spelled(name))
+    for name, suggested in document["unclear"].items():
+        unclear.setdefault(suggestion_text(suggested), []).append(spelled(name))
     for mapping, of in unclear.items():
         more = f" and {len(of) - 1:,} more files" if len(of) > 1 else ""
         yield f"{of[0]}{more}: unknown layout; a possible mapping, to be confirmed with --columns:\n{mapping}"

@@ -34,7 +34,6 @@ def plot(
     *,
     number: Callable[[float], str] = "{:.4g}".format,
     from_zero: bool = False,
-    x_name: str = "step",
 ) -> Markup:
     """Return a plot; empty where no curve has two points. `summary`: what it shows, in a sentence, for people who do
     not see it. `number` writes its values. `from_zero`: what is drawn is a share of a whole, such as memory."""
@@ -62,7 +61,7 @@ def plot(
         anchor = "end" if x > WIDTH - 40 else "middle"  # the last number would leave the picture
         text = f"{round(value):,}" if abs(value) >= 10 or math.isclose(value, round(value)) else f"{value:.1f}"
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{text}</text>')
-    parts.append(f'<text x="0" y="{HEIGHT - 6}">{escape(x_name)}</text>')
+    parts.append(f'<text x="0" y="{HEIGHT - 6}">step</text>')
     # Later curves lie above: the smoothed one above what was measured.
     parts += [part for curve in curves if curve.points for part in _drawn(curve, place)]
     label, box = escape(f"{title}: {summary}"), f'viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}"'

@@ -210,7 +210,7 @@ _WARN = {
     "redacted-secret": ("a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": ("personal data was replaced by a placeholder", "to keep it, set data.on_private: keep"),
     "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
-    "split": ("too long: divided before questions, and one too long with its answer left out", "raise max_length"),
+    "split": ("too long: divided before questions, so that each part fits", "raise max_length to keep it whole"),
     "empty-thought": (
         "the template writes a thought before the answer, and the row has none: it is empty",
         "add reasoning to the row, or use a model that does not think",

@@ -384,8 +384,8 @@ def _share(value: float) -> str:
 
 def passed_text(metric: Metric) -> str:
     """Return `passed` in a word. A required metric that more rows or a quiet machine would decide is open."""
-    if metric.passed is None:
-        return "yes" if required_text(metric) else "reported"
+    if metric.passed is None:  # nothing is known without an interval
+        return "yes" if metric.interval and required_text(metric) else "reported"
     return "yes" if metric.passed else "no" if metric.needed is None else "open"
 
 

@@ -126,6 +126,6 @@ def test_a_mapping_is_suggested_for_a_table_of_turns(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(turn) + "\n" for turn in TURNS))
     document = check(DataConfig(path=str(path))).document
     assert (document["usable"], list(document["rejected"])) == (0, ["unknown-layout"])
-    [line, *_] = document["unclear"][str(path)]
+    line = document["unclear"][str(path)]
     assert line["columns"] == {"session": "chat", "role": "who", "text": "body", "assistant": "Ben"}
     assert check(DataConfig(path=str(path), columns=line["columns"])).document["usable"] == 2

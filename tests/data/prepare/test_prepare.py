@@ -213,6 +213,8 @@ def test_a_long_conversation_is_divided_and_each_answer_is_trained_once(
     chosen = config(path, max_length=128, on_overlong="split", validation=0.0, test=0.0)
     snapshot = prepare(chosen, chatml)
     assert snapshot.manifest["accounting"]["trained"] == 1
+    [change] = check(chosen.data, model_folder=chatml, max_length=128).document["changes"]
+    assert (change["reason"], change["hint"][:31]) == ("split", "1 of 40 answers are left out, e")
     parts = [snapshot.info(row) for row in range(snapshot.num_rows)]
     assert all(snapshot.length(row) <= 128 for row in range(snapshot.num_rows))
     assert all(part.messages[0].content == "Be brief." for part in parts)

@@ -125,6 +125,13 @@ class Examiner:
             row.views = self._fitted(self._renderer, example, changed)
             if example.lesson != "sft":
                 row.views = row.views[-1:]  # only the last answer was judged
+            answers = sum(message.role == "assistant" and message.weight > 0 for message in example.messages)
+            left_out = answers - sum(len(view.answers) for view in row.views)
+            if "split" in changed and left_out:
+                told = (
+                    f"{left_out} of {answers} answers are left out, each too long with its question: raise max_length"
+                )
+                row.notes += (("split", told),)
         row.example, row.changed = example, tuple(dict.fromkeys(changed))
         return row
 

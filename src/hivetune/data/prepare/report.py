@@ -63,9 +63,9 @@ class Report:
             top = max(unused, key=unused.__getitem__)
             why = f"mostly {top}: {REASONS[top].meaning}"
             hint = f"{spelled(first[top]['source'])}: {first[top]['hint']}"
-        suggested: list[dict[str, str]] = next(iter(self.document["unclear"].values()), [])
+        suggested: dict[str, str] | None = next(iter(self.document["unclear"].values()), None)
         if suggested and "--columns" not in hint:
-            hint = f"{hint}; if it is right: {suggested[0]['line']}"
+            hint = f"{hint}; if it is right: {suggested['line']}"
         if self.usable == 0:
             raise DataRefused(f"none of {self.rows_in:,} rows is usable, {why}", hint=hint)
         if (count := sum(rejected.values())) > max_rejected * self.rows_in:

@@ -57,12 +57,12 @@ _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 @dataclass(frozen=True)
 class Understood:
     """The inputs with what their first rows told (data/raw.py), and what the report says of each file: its `formats`
-    with their columns, and the suggested mappings of one that is mostly unread. `first_row`: of all files.
+    with their columns, and the suggested mapping of one that is mostly unread. `first_row`: of all files.
     """
 
     inputs: Inputs
     formats: dict[str, list[dict[str, Any]]]
-    unclear: dict[str, list[dict[str, Any]]]
+    unclear: dict[str, dict[str, Any]]
     first_row: Row
 
 
@@ -84,7 +84,7 @@ def understand(
     """
     sources: list[Source] = []
     formats: dict[str, list[dict[str, Any]]] = {}
-    unclear: dict[str, list[dict[str, Any]]] = {}
+    unclear: dict[str, dict[str, Any]] = {}
     seen: list[Row] = []
     for number, source in enumerate(inputs.sources, 1):
         if source.kind != "store":  # whose rows were understood when they were collected
@@ -99,7 +99,7 @@ def understand(
                 rows, unknown = _read(raws, columns)
                 is_unknown = not maps_content(columns) and unknown > UNKNOWN_SHARE * len(records)
                 if is_unknown and (line := suggest(records[:SUGGESTED_FROM_ROWS])) is not None:
-                    unclear[source.name] = [_suggestion(line)]
+                    unclear[source.name] = _suggestion(line)
                     source = replace(source, line=f"if it is right, read it with {line.option}")
                 source = replace(source, telling=_why_refused(rows, columns, ignore))
             formats[source.name] = _formats(rows, ignore, source.inside)
@@ -126,8 +126,8 @@ def example_of(raw: RawRow) -> Example:
 
 def suggested_for(
     paths: str | Sequence[str], encoding: str | None, progress: Progress = silent
-) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """Return the mappings that are suggested for these files, and the files that are read without one."""
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return the mapping that is suggested for each of these files, and the files that are read without one."""
     with scratch_folder() as spill:
         found = understand(plan_inputs(paths, spill, encoding=encoding, progress=progress), progress=progress)
     read = [name for name, kinds in found.formats.items() if kinds and name not in found.unclear]
