@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
-from hivetune.judge.verdict import judge, passed_text, worse_rows
+from hivetune.judge.verdict import judge, passed_text
 from hivetune.records import Metric, Verdict
 
 LOSS_ONLY = {"success_gain": None}
@@ -288,12 +288,3 @@ def test_what_is_significantly_worse_never_deploys_unless_a_setting_says_so() ->
 def test_what_nobody_measured_is_not_said_to_be_no_worse() -> None:
     for answers, word in ((0, "reported"), (64, "yes")):
         assert passed_text(metric_of(said(evaluation(answers=answers), **LOSS_ONLY), "success")) == word
-
-
-def test_rows_that_got_worse_are_named() -> None:
-    losses = [-0.5] * 30 + [0.1 * n for n in range(1, 8)]
-    rows = [{"source": f"f:{n}", "tokens": 10, "base": 20.0, "tuned": 20 + 10 * loss} for n, loss in enumerate(losses)]
-    (one,) = worse_rows({"rows": rows})
-    assert one.startswith("7 of 37 held-out rows got worse, most of all f:36 (+0.700 nats per token), f:35")
-    assert worse_rows({"rows": rows[:31]}) == worse_rows({"rows": []}) == ()
-    assert worse_rows({"rows": [{**rows[-1], "tuned": "not finite"}]}) == ()

@@ -21,7 +21,7 @@ from hivetune.base.disk import MANIFEST, home, read_json, write_json, write_mani
 from hivetune.cli.release import promote as promote_by_command
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
 from hivetune.release import registry
-from hivetune.release.registry import Release, find, history, moves_of, promote, register, releases, rollback
+from hivetune.release.registry import Release, find, history, promote, register, releases, rollback
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_names_mean_the_champion_and_aliases_move_together(database: sqlite3.Con
     moves = [(move.action, move.version, move.by) for move in history(database, "helpdesk")]
     assert moves[2:] == [("promoted", 1, "ann"), ("promoted", 2, "ann")]
     for wrong, words in (
-        ("helpdesc", "did you mean 'helpdesk'"),
+        ("helpdesc", "see them: hivetune releases"),
         ("helpdesk@9", "helpdesk@1 (previous)"),
         ("helpdesk@x", "use a"),
     ):
@@ -155,19 +155,19 @@ def test_what_the_gate_refused_is_promoted_only_with_a_reason(
 def test_a_rollback_returns_and_never_comes_back_by_itself(database: sqlite3.Connection, tmp_path: Path) -> None:
     """Two who object to one release roll one back; the log keeps the reason, and its successor's line another."""
     champions(database, 1, 2, 3, folder=tmp_path)
-    champion, withdrawn = rollback(database, "helpdesk@3", by="gateway", reason="complaints")
-    assert (champion.version, withdrawn.version, withdrawn.withdrawn) == (2, 3, "complaints")
+    withdrawn = rollback(database, "helpdesk@3", by="gateway", reason="complaints")
+    assert (withdrawn.version, withdrawn.withdrawn, withdrawn.aliases) == (3, "complaints", ())
     with pytest.raises(UsageError, match="helpdesk@3 is no longer the champion"):
         rollback(database, "helpdesk@3", by="cycle", reason="it is slow")
     assert aliases(database) == {"champion": 2, "previous": 1}
     with pytest.raises(NotDeployed, match="rolled back: complaints"):
         promote(database, "helpdesk@3", by="cycle")
-    champion, _ = rollback(database, "helpdesk", by="ann", reason="again")
-    assert champion.version == 1 and aliases(database) == {"champion": 1}
+    rollback(database, "helpdesk", by="ann", reason="again")
+    assert aliases(database) == {"champion": 1}
     with pytest.raises(UsageError, match="no previous release"):
         rollback(database, "helpdesk", by="ann", reason="and again")
     promote(database, "helpdesk@3", by="ann", reason="once more", force=True)
-    told = [[(move.action, move.by, move.reason) for move in moves_of(database, each)] for each in releases(database)]
+    told = [[(move.action, move.by, move.reason) for move in each.moves] for each in releases(database)]
     assert told[1][2:] == [("returned", "gateway", "helpdesk@3 withdrawn: complaints"), ("withdrawn", "ann", "again")]
     assert told[2] == [
         ("registered", "test", ""),
@@ -175,6 +175,17 @@ def test_a_rollback_returns_and_never_comes_back_by_itself(database: sqlite3.Con
         ("withdrawn", "gateway", "complaints"),
         ("promoted", "ann", "once more"),
     ]
+
+
+def test_a_candidate_is_withdrawn_alone(database: sqlite3.Connection, tmp_path: Path) -> None:
+    """As the gateway does with one that fails in its part of the traffic."""
+    champions(database, 1, folder=tmp_path)
+    assert rollback(database, add(database, tmp_path, 2).label, by="gateway", reason="").withdrawn == "rolled back"
+    assert aliases(database) == {"champion": 1}
+    with pytest.raises(UsageError, match="no longer the champion or the candidate"):
+        rollback(database, "helpdesk@2", by="gateway", reason="late")
+    with pytest.raises(NotDeployed, match="rolled back"):
+        promote(database, "helpdesk@2", by="cycle")
 
 
 def test_a_retired_champion_that_is_promoted_again_returns_to_the_one_before(
@@ -244,7 +255,7 @@ def test_a_damaged_release_is_not_promoted_and_whole_when_its_run_is_registered_
 
 def test_only_what_nothing_names_is_pruned(database: sqlite3.Connection, tmp_path: Path) -> None:
     champions(database, 1, 2, 3, 4, folder=tmp_path)
-    unused = registry.unused(database)
+    unused = [release for release in releases(database) if not release.aliases]
     assert [release.version for release in unused] == [1, 2]
     with pytest.raises(UsageError, match="in use"):
         registry.prune(database, find(database, "helpdesk@previous"))
@@ -410,8 +421,9 @@ def test_whatever_is_done_the_registry_stays_sound(
                 elif action == "retire":
                     registry.retire(database, "helpdesk", by="x", reason="")
                 else:
-                    for release in registry.unused(database):
-                        registry.prune(database, release)
+                    for release in releases(database):
+                        if not release.aliases and not release.pruned:
+                            registry.prune(database, release)
             except HivetuneError:
                 pass  # a refusal changes nothing; what must hold is below
             assert_sound(database)

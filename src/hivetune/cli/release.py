@@ -15,7 +15,7 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.llama.backend import find_engine
 from hivetune.release import registry
-from hivetune.release.export import DEFAULT_QUANT, export_run
+from hivetune.release.export import DEFAULT_QUANT, LOADED_BY, export_run
 from hivetune.release.gguf import QUANTS
 from hivetune.release.prove import describe_proof, prove_export
 from hivetune.release.registry import Release, explain_release, forgotten_rows, who
@@ -24,13 +24,6 @@ from hivetune.walk import register_run
 
 QUANT_HELP = f"Quantization of a GGUF file: {', '.join(QUANTS)}; default: {DEFAULT_QUANT}."
 CHECK_HELP = "Check that the exported file computes what was trained."
-# What to do with each kind of export.
-NEXT = {
-    "gguf": "hivetune chat {path}",
-    "gguf-adapter": "llama-server --model BASE.gguf --lora {path}",
-    "adapter": "PeftModel.from_pretrained(base, {path})",
-    "merged": "vllm serve {path}",
-}
 
 
 def export(
@@ -58,7 +51,7 @@ def export(
     answer(
         {**parts(exported, "to path folder size_bytes made"), "proof": proof},
         Note(f"checked: {describe_proof(proof)}" if proof else ""),
-        f"next: {NEXT[exported.to].format(path=quoted(exported.path))}",
+        f"next: {LOADED_BY[exported.to].format(path=quoted(exported.path))}",
     )
 
 
@@ -162,9 +155,10 @@ def promote(
 def rollback(name: Annotated[str, Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
     """Return to the previous champion. The current one is withdrawn and not promoted again automatically."""
     with closing(open_database()) as database:
-        champion, withdrawn = registry.rollback(database, name, by=who(), reason=reason)
-        document = {**_document(database, champion), "rolled_back": withdrawn.label}
-    answer(document, f"{champion.label} is the champion again; {withdrawn.label} is withdrawn")
+        withdrawn = registry.rollback(database, name, by=who(), reason=reason)
+        now = registry.champion_of(database, withdrawn.name)
+        document = {**_document(database, now or withdrawn), "rolled_back": withdrawn.label}
+    answer(document, f"{withdrawn.label} is withdrawn; the champion is {now.label if now else 'none'}")
 
 
 def _document(database: Connection, release: Release) -> dict[str, Any]:

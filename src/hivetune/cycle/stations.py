@@ -170,7 +170,7 @@ def _over(cycle: CycleRow) -> Ended | None:
         if release := record.release_of(database, cycle):
             if release.withdrawn:
                 return "rolled_back", release.withdrawn
-            if any(move.action in CROWNED for move in registry.moves_of(database, release)):
+            if any(move.action in CROWNED for move in release.moves):
                 return "promoted", f"{release.label} was promoted"
         if not (cycle.run / RECORD).exists():
             return None

@@ -2,17 +2,15 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file, stored_path
 from hivetune.base.paths import expanded
-from hivetune.errors import DoesNotFit, UsageError
+from hivetune.errors import UsageError
 from hivetune.llama.ask import Endpoint
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.llama.prompts import check_prompts
@@ -24,10 +22,6 @@ from hivetune.release.registry import find, gguf_adapter
 from hivetune.run.folder import ADAPTER, RECORD, adapter_hash
 from hivetune.run.status import find_run
 from hivetune.train.open import Run, load_run
-
-# What llama.cpp needs beside the file: its program, buffers and the keys and values of small models.
-BESIDE_FILE_BYTES = 512 << 20
-
 
 # A model that answers (`complete`). Raises Unanswered where another try may help.
 Answerer = Backend | Endpoint
@@ -96,20 +90,6 @@ def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[Answ
                 run = load_run(artefact.run)
                 check_prompts(backend, run.model, run.snapshot)
         yield backend
-
-
-def check_memory(artefacts: Sequence[Artefact]) -> None:
-    """Raise DoesNotFit when two models do not fit into the free memory at once."""
-    # A file that both have is mapped once.
-    servers = [artefact for artefact in artefacts if artefact.model is not None]
-    files = {path for side in servers for path in (side.model, side.adapter) if path is not None}
-    needed = sum(path.stat().st_size for path in files) + len(servers) * BESIDE_FILE_BYTES
-    free = psutil.virtual_memory().available
-    if needed > free:
-        raise DoesNotFit(
-            f"both models need about {needed / 1e9:.1f} GB of memory at once, {free / 1e9:.1f} GB are free",
-            hint="serve one of them on another machine and give its URL",
-        )
 
 
 def _served(

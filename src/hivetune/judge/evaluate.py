@@ -5,12 +5,13 @@ document, the second `tuned`. llama.cpp answers, as a release is served; the tra
 that llama.cpp can't serve is judged by its loss alone, and the verdict says so.
 """
 
+import math
 import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.base.disk import write_json
@@ -20,13 +21,21 @@ from hivetune.checkers.find import Checking
 from hivetune.config import EvalConfig
 from hivetune.errors import Busy, DataRefused, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge import statistics as stats
-from hivetune.judge.answers import Times, ask_all, build_name, note_rate, stored_answers, time_in_turns
-from hivetune.judge.artefacts import Artefact, check_memory, find_artefact, open_artefact
+from hivetune.judge.answers import (
+    StoredAnswers,
+    Times,
+    ask_all,
+    build_name,
+    note_rate,
+    stored_answers,
+    time_in_turns,
+)
+from hivetune.judge.artefacts import Answerer, Artefact, find_artefact, open_artefact
 from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.losses import compared_losses, row_identity, scored
 from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run
-from hivetune.judge.verdict import KINDS, OF_ANSWERS, judge, worse_rows
+from hivetune.judge.verdict import KINDS, OF_ANSWERS, judge
 from hivetune.llama.ask import Answer
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.models.sides import BASELINE, SIDES
@@ -119,7 +128,6 @@ def _answer(
 ) -> list[SideAnswers]:
     """Time single answers, both sides in turns, then ask each side for the rest."""
     # Both servers run at once, so that a busy moment of the machine meets both. What was timed counts as an answer too.
-    check_memory(sides)
     # A slot holds the longest row and the longest answer.
     context_tokens = max(CONTEXT_TOKENS, run.config.max_length + settings.tokens if run else 0)
     server = ServerSettings(slots=SLOTS, context_tokens=context_tokens)
@@ -137,13 +145,7 @@ def _answer(
             store.on_answer = on_answer
             pairs.append((stack.enter_context(open_artefact(side, server)), store))
         started = time.monotonic()
-        timed = timed_prompts(prompts)
-        times = time_in_turns(pairs, timed, new_tokens=settings.tokens)
-        for _ in range(max_timings - 1):
-            if times_decide(times, {prompt.key: prompt.group for prompt in timed}):
-                break
-            time.sleep(AGAIN_AFTER_S)
-            times = time_in_turns(pairs, timed, new_tokens=settings.tokens)
+        times = time_until_decided(pairs, timed_prompts(prompts), new_tokens=settings.tokens, most=max_timings)
         for answerer, store in pairs:
             ask_all(answerer, store, list(unique.values()), slots=SLOTS, new_tokens=settings.tokens)
         if run is not None:
@@ -155,11 +157,20 @@ def _answer(
         ]
 
 
-def times_decide(times: Sequence[Times], groups: Mapping[str, str]) -> bool:
-    """Return whether more times would change nothing: their interval does not straddle the limit, or is None."""
-    base, tuned = ([side[key] for key in groups] for side in times)
-    interval, limit = stats.time_ratio(base, tuned, list(groups.values())).interval, KINDS["latency_s"].limit
-    return interval is None or limit is None or not interval[0] <= limit < interval[1]
+def time_until_decided(
+    sides: Sequence[tuple[Answerer, StoredAnswers]], prompts: Sequence[Prompt], *, new_tokens: int, most: int
+) -> list[Times]:
+    """Return the times of each side, taken anew a little later while their interval straddles its limit, at most `most`
+    times in all."""
+    groups, limit = [prompt.group for prompt in prompts], KINDS["latency_s"].limit or math.inf
+    for attempt in range(most):
+        time.sleep(AGAIN_AFTER_S if attempt else 0.0)
+        times = time_in_turns(sides, prompts, new_tokens=new_tokens)
+        base, tuned = ([side[prompt.key] for prompt in prompts] for side in times)
+        interval = stats.time_ratio(base, tuned, groups).interval
+        if interval is None or not interval[0] <= limit < interval[1]:
+            break
+    return times
 
 
 def comparison_document(
@@ -240,7 +251,6 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
         "run": str(run.folder),
         "model": run.config.model,
         "adapter_sha256": adapter_hash(run.folder),
-        "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
     }
     settings, sides = run.config.eval, (run.config.eval.baseline, str(run.folder))
     unserved: list[str] = []
@@ -293,7 +303,6 @@ def judge_run(run: Run) -> Verdict:
     """
     evaluation = _evaluation_of(run)
     verdict = judge(evaluation, run.config.gate)
-    verdict = replace(verdict, reasons=(*verdict.reasons, *worse_rows(evaluation)))
     judged = {**verdict_document(verdict), "gate": run.config.gate.model_dump(mode="json")}
     earlier = list(evaluation.get("earlier") or ())
     if "verdict" in evaluation and evaluation["gate"] != judged["gate"]:

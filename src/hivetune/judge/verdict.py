@@ -12,7 +12,7 @@ above zero the metric passes, below zero it misses, and else it is open, with th
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -33,8 +33,6 @@ MIN_KEPT = 0.9  # of the frozen questions: two of 20 may be lost to a better wor
 # A loss is a sum in float32 and no finer than that: 2e-10 nats on each of 60 rows once passed as a gain.
 RESOLUTION = 1e-6
 SHOWN_LOST = 3  # questions that are named
-# Rows that got worse are named from one in ten on: fewer are what rounding and rare words make.
-WORSE_SHARE, SHOWN_ROWS = 0.1, 3
 DEFAULT_LEVEL = 1 - stats.ALPHA
 
 
@@ -123,8 +121,8 @@ def judge(
     for name, why in not_compared.items():
         by_reason[why].append(titled(name))
     reasons += [f"not compared: {', '.join(names)}: {why}" for why, names in by_reason.items()]
-    if verdict == "deploy":
-        reasons += _gaps(evaluation)
+    if verdict == "deploy" and not _pairs(evaluation["answers"], "success"):
+        reasons.append("no answer was checked: neither the held-out rows nor eval.checker name a checker")
     return Verdict(verdict, tuple(reasons), tuple(finding.metric for finding in findings), decisive=decisive)
 
 
@@ -387,27 +385,3 @@ def passed_text(metric: Metric) -> str:
     if metric.passed is None:  # nothing is known without an interval
         return "yes" if metric.interval and required_text(metric) else "reported"
     return "yes" if metric.passed else "no" if metric.needed is None else "open"
-
-
-def _gaps(evaluation: Evaluation) -> Iterator[str]:
-    """Yield the gaps in the evidence for `deploy`: no answer was checked, or test rows were nearly trained."""
-    if not _pairs(evaluation["answers"], "success"):
-        yield "no answer was checked: neither the held-out rows nor eval.checker name a checker"
-    nearest = evaluation.get("nearest") or {}
-    if nearest.get("above"):
-        share = nearest["above"] / nearest["test_rows"]
-        yield (
-            f"{share:.0%} of the test rows ({nearest['above']:,} of {nearest['test_rows']:,}) have at least "
-            f"{nearest['bound']:.0%} of their words in common with a training row"
-        )
-
-
-def worse_rows(evaluation: Evaluation) -> tuple[str, ...]:
-    """Name the held-out rows whose loss got worse, the largest rise first, where they are many."""
-    rows = [row for row in evaluation["rows"] if row["tokens"] and all(isinstance(row[side], float) for side in SIDES)]
-    rises = [((row["tuned"] - row["base"]) / row["tokens"], row) for row in rows if row["tuned"] > row["base"]]
-    if not rises or len(rises) < WORSE_SHARE * len(rows):
-        return ()
-    rises.sort(key=lambda rise: -rise[0])
-    shown = ", ".join(f"{row['source']} (+{rise:.3f} nats per token)" for rise, row in rises[:SHOWN_ROWS])
-    return (f"{len(rises)} of {len(rows)} held-out rows got worse, most of all {shown}",)

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -39,15 +39,15 @@ from hivetune.run.folder import (
     require_adapter,
 )
 
-ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter"]
 DEFAULT_QUANT = "f16"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE, "generation_config.json")
 CARD, MODELFILE = "README.md", "Modelfile"
-_FORMS = {
-    "adapter": "for PEFT, beside its base",
-    "merged": "merged into it",
-    "gguf": "merged into it, as GGUF",
-    "gguf-adapter": "as GGUF, beside its base",
+# What loads an export, by its kind.
+LOADED_BY: Mapping[str, str] = {
+    "adapter": "PeftModel.from_pretrained(base, {path})",
+    "merged": "vllm serve {path}",
+    "gguf": "hivetune chat {path}",
+    "gguf-adapter": "llama-server --model BASE.gguf --lora {path}",
 }
 
 
@@ -55,7 +55,7 @@ _FORMS = {
 class Exported:
     """An export. `path`: the file for GGUF, else the folder. `made`: it was written now."""
 
-    to: ExportFormat
+    to: str
     path: Path
     folder: Path
     size_bytes: int
@@ -69,9 +69,8 @@ def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Prog
     this one was copied may write to, and a model that the target can't hold; MachineNotFit for a missing package;
     DoesNotFit for a full disk, on which nothing half-made stays; Busy while another export runs.
     """
-    if to not in get_args(ExportFormat):
-        raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
-    target: ExportFormat = to  # type: ignore[assignment]
+    if to not in LOADED_BY:
+        raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(LOADED_BY)}")
     try:
         check_own(run)
     except FileNotFoundError:
@@ -99,7 +98,7 @@ def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Prog
                 _write(run, record, folder, identity, progress)
     file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
-    return Exported(target, file or folder, folder, size_bytes, is_new)
+    return Exported(to, file or folder, folder, size_bytes, is_new)
 
 
 def run_of_export(file: Path) -> Path | None:
@@ -115,7 +114,7 @@ def _is_written(folder: Path, identity: Mapping[str, Any]) -> bool:
 
 
 def _write(run: Path, record: Mapping[str, Any], folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
-    to, model, more = identity["to"], Path(record["model"]), dict[str, Any]()
+    to, model, more, path = identity["to"], Path(record["model"]), dict[str, Any](), "."
     # Written aside, with the manifest last, and then renamed: an export is whole or not there. A task gets a folder of
     # its own, so that its logs are no part of it.
     work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
@@ -129,11 +128,11 @@ def _write(run: Path, record: Mapping[str, Any], folder: Path, identity: Mapping
             _copy_adapter(run, model, work)
         else:
             work.mkdir()
-            file = f"{Path(record['name']).name}-{identity['quant'] or 'lora'}.gguf"
-            write_gguf(model, run, identity["quant"], task, file, progress).rename(work / file)
+            path = f"{Path(record['name']).name}-{identity['quant'] or 'lora'}.gguf"
+            write_gguf(model, run, identity["quant"], task, path, progress).rename(work / path)
             if to == "gguf":
-                (work / MODELFILE).write_text(_modelfile(model, file), encoding="utf-8")
-        (work / CARD).write_text(_card(run, record, to), encoding="utf-8")
+                (work / MODELFILE).write_text(_modelfile(model, path), encoding="utf-8")
+        (work / CARD).write_text(_card(run, record, to, path), encoding="utf-8")
         publish(work, folder, {**identity, **more})
     except UsageError as error:  # what GGUF or llama.cpp can't hold
         hint = error.hint or "export the adapter alone, which PEFT loads beside its base: --to adapter"
@@ -172,30 +171,24 @@ def _portable_base(model: Path) -> tuple[str, str | None]:
     return spoken_name(model), None
 
 
-def _card(run: Path, record: Mapping[str, Any], to: str) -> str:
-    """Return README.md: what the export is, what it was trained on, how it was judged, and its limits.
-
-    Nothing in it names this machine. The front matter is what the Hugging Face Hub reads.
-    """
+def _card(run: Path, record: Mapping[str, Any], to: str, file: str) -> str:
+    """Return README.md, whose front matter the Hugging Face Hub reads. Nothing in it names this machine."""
     base, revision = _portable_base(Path(record["model"]))
     judged = read_json(run / EVALUATION) if (run / EVALUATION).is_file() else {}
-    rows = []
-    for key, count in ((record.get("result") or {}).get("rows") or {}).items():
-        total = sum(count.values()) if isinstance(count, Mapping) else count
-        rows.append(f"- {'read' if key == 'rows_in' else key.replace('_', ' ')}: {total:,} rows")
-    verdict = ["Not judged when it was exported."]
-    if "verdict" in judged:  # measured and not judged: a stop came between
-        verdict = [f"Verdict: {judged['verdict']}.", "", *(f"- {reason}" for reason in judged.get("reasons", []))]
+    rows = (record.get("result") or {}).get("rows") or {}
+    counts = (f"{rows[key]:,} {words}" for key, words in _COUNTED.items() if key in rows)
     return _CARD.format(
         base=base,
         library="peft" if to == "adapter" else "transformers",
         name=Path(record["name"]).name,
-        described=f"{base}{f' at {revision}' if revision else ''}, {_FORMS[to]}",
-        rows="\n".join(rows or ["Not known."]),
-        verdict="\n".join(verdict),
+        described=f"{base}{f' at {revision}' if revision else ''}",
+        rows=", ".join(counts) or "not known",
+        verdict=judged.get("verdict", "not judged when it was exported"),
+        loaded_by=LOADED_BY[to].format(path=file),
     )
 
 
+_COUNTED = {"rows_in": "read", "trained": "trained", "held_out": "held out"}
 _CARD = """\
 ---
 base_model: "{base}"
@@ -208,20 +201,8 @@ tags: ["hivetune", "lora"]
 
 A low-rank adapter of {described}.
 
-## Data
-
-{rows}
-
-## Judged
-
-{verdict}
-
-## Limits
-
-- It was trained to answer what its rows ask; nothing is known of other questions, languages or longer texts.
-- What the base model gets wrong, it may get wrong too.
-
-## Licence
-
-The licence of {base} holds for what is derived from it; the rows' owners may set further terms.
+- Rows: {rows}
+- Verdict: {verdict}
+- Loaded by: `{loaded_by}`
+- Licence: that of {base}; the rows' owners may set further terms.
 """

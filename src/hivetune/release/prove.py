@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -37,13 +37,7 @@ from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Passage, ScorePassages
 from hivetune.records import Example, Message, Progress, silent
 from hivetune.release.export import Exported
-from hivetune.release.gguf import (
-    CONVERTER,
-    QUANTS,
-    SERVED_QUANT,
-    base_gguf,
-    weights_bytes,
-)
+from hivetune.release.gguf import CONVERTER, QUANTS, SERVED_QUANT, base_gguf, weights_bytes
 from hivetune.release.prune import TOLD
 from hivetune.run.checkpoints import steps
 from hivetune.run.folder import ADAPTER, PROOF, adapter_hash
@@ -52,11 +46,14 @@ from hivetune.train.open import Run, load_run
 PASSAGES, POSITIONS = 8, 12
 TOP = 16  # likeliest tokens at each place
 MAX_PASSAGE_TOKENS = 2048
-# Mean differences in nats. Seen with SmolLM2-135M: f16 0.003, bf16 and merged (rounded to bf16's 8 bits) 0.04.
-FLOAT_BOUNDS = {"f32": 0.03, "f16": 0.03, "bf16": 0.1, "merged": 0.1}
-# How much the base itself may differ in a quantized type: three times what tiny random models, which suffer most, do in
-# q8_0 (0.06 at most), and twice as much for each bit less. Another model differs by whole nats.
-BASE_BOUNDS = {"q8_0": 0.2, "q6_k": 0.4, "q5_1": 0.8, "q5_0": 0.8, "q5_k_m": 0.8}
+# How much log-probabilities may differ on average, in nats: those of the trained model in types of 16 bits and more,
+# of the base alone in the others. Seen with SmolLM2-135M: f16 0.003, bf16 and merged (rounded to bf16's 8 bits) 0.04;
+# with tiny random models, which suffer most, 0.06 in q8_0, of which three times are allowed, and twice as much for
+# each bit less. Another model differs by whole nats.
+BOUNDS = {
+    **{"f32": 0.03, "f16": 0.03, "bf16": 0.1, "merged": 0.1},
+    **{"q8_0": 0.2, "q6_k": 0.4, "q5_1": 0.8, "q5_0": 0.8, "q5_k_m": 0.8},
+}
 COARSEST_BOUND = 1.2
 QUANTIZED_BOUND, QUANTIZED_FACTOR = 0.03, 2.0
 EFFECT_BOUND, EFFECT_ERRORS = 0.1, 3.0
@@ -67,15 +64,13 @@ CONVERSATIONS = (
     ("What is 12 + 30?", "It is 42.", "And twice as much?", "That is 84."),
     ("How do I list files in a shell?", "Use ls, or ls -l for their sizes and dates."),
 )
-# Of an adapter's proof a few passages are kept with its release, and asked again before it is served. Nats: the same
-# files on another processor or build differ by hundredths, another adapter by 0.5 and more.
-RECORDED_PASSAGES, RECORDED_BOUND = 3, 0.25
 _FORCING_BIAS = 1000.0  # nats: far above any logit
 _SERVER = ServerSettings(slots=4, context_tokens=4096)
 
 # By passage and place: [log-probability of the token there, [[token, log-probability], ...]], as JSON holds it; None
 # where llama.cpp reports nothing, as for a token that is a part of a character.
 Scores = Sequence[Sequence[Any]]
+Sides = Mapping[str, Scores]  # of "base" and "tuned", the base with the adapter
 _TokenScores = Mapping[int, float]  # token -> log-probability; the token that is there has the key _ACTUAL
 _ACTUAL = -1
 
@@ -110,64 +105,47 @@ def _passage(tokens: Sequence[int], trained: Sequence[int]) -> Passage:
 # The comparison.
 
 
-def compare_scores(kind: str, trained: Mapping[str, Scores], exported: Mapping[str, Scores]) -> dict[str, Any]:
+def compare_scores(kind: str, trained: Sides, exported: Sides) -> dict[str, Any]:
     """Return `holds`, `problems` in words, and the measurements behind them.
 
-    `kind`: a number type of GGUF, or "merged". `trained` has "base" and "tuned". `exported` has "base" alone before any
-    training, "tuned" alone where numbers are not quantized, else both.
+    `kind`: a number type of GGUF, or "merged". `exported` has "base" alone before any training, "tuned" alone where
+    numbers are not quantized, else both.
     """
-    nothing = {"places": 0, "holds": False, "problems": ["llama.cpp reported no log-probability at all"]}
-    measured, problems, bound = dict[str, Any](), list[str](), FLOAT_BOUNDS.get(kind, math.nan)
-    if "base" in exported:
-        aligned, _ = _align(trained["base"], exported["base"])
-        if not aligned:
-            return nothing
-        typical, base_bound = _distance(*zip(*aligned, strict=True))[0], BASE_BOUNDS.get(kind, COARSEST_BOUND)
-        measured["base_typical"], bound = typical, QUANTIZED_BOUND + QUANTIZED_FACTOR * typical
-        if not typical <= base_bound:
-            problems.append(
-                f"the base alone differs by {typical:.3f} nats on average, at most {base_bound:g} in {kind}"
-            )
-    if "tuned" in exported:
-        base = exported.get("base", trained["base"])
-        aligned, unreported = _align(trained["base"], trained["tuned"], base, exported["tuned"])
-        if not aligned:
-            return nothing
-        _, tuned, _, its = zip(*aligned, strict=True)
-        typical, largest = _distance(its, tuned)
-        losses = [-fmean([scores[_ACTUAL] for scores in side]) for side in (tuned, its)]
-        slope, error = _effect(aligned)
-        measured |= {"places": len(aligned), "unreported": unreported, "typical": typical, "largest": largest}
-        measured |= {"bound": bound, "loss_trained": losses[0], "loss_exported": losses[1]}
-        measured |= {"effect": slope, "effect_error": error}
-        if not typical <= bound:  # written so that NaN is a problem too
-            problems.append(f"log-probabilities differ by {typical:.3f} nats on average, at most {bound:.3f} expected")
-        if not abs(losses[1] - losses[0]) <= bound:
-            problems.append(
-                f"the loss is {losses[1]:.3f} instead of {losses[0]:.3f}, at most {bound:.3f} apart expected"
-            )
-        if slope is not None and error is not None and not abs(slope - 1) <= EFFECT_BOUND + EFFECT_ERRORS * error:
-            problems.append(f"{slope:.2f} times the adapter's effect arrived instead of once")
-    return {**measured, "holds": not problems, "problems": problems}
-
-
-def _align(*sides: Scores) -> tuple[list[tuple[_TokenScores, ...]], int]:
-    """Return the scores of each side at each place, and how many places were left out as one side reports nothing."""
+    base, its_base = trained["base"], exported.get("base", trained["base"])
+    sides = (base, trained["tuned"] if "tuned" in exported else base, its_base, exported.get("tuned", its_base))
     places = [scores for passages in zip(*sides, strict=True) for scores in zip(*passages, strict=True)]
     aligned: list[tuple[_TokenScores, ...]] = [
         tuple({**{token: logprob for token, logprob in side[1]}, _ACTUAL: side[0]} for side in scores)
         for scores in places
         if all(scores)
     ]
-    return aligned, len(places) - len(aligned)
+    if not aligned:
+        return {"places": 0, "holds": False, "problems": ["llama.cpp reported no log-probability at all"]}
+    columns, bound, of_base = list(zip(*aligned, strict=True)), BOUNDS.get(kind, COARSEST_BOUND), dict[str, float]()
+    losses = [-fmean(scores[_ACTUAL] for scores in columns[side]) for side in (1, 3)]
+    typical, (effect, error) = _distance(columns[1], columns[3]), _effect(aligned)
+    problems = []
+    if "base" in exported:
+        of_base["base_typical"] = of = _distance(columns[0], columns[2])
+        # All are written so that NaN is a problem too.
+        if not of <= bound:
+            problems.append(f"the base alone differs by {of:.3f} nats on average, at most {bound:g} in {kind}")
+        bound = QUANTIZED_BOUND + QUANTIZED_FACTOR * of
+    if not typical <= bound:
+        problems.append(f"log-probabilities differ by {typical:.3f} nats on average, at most {bound:.3f} expected")
+    if not abs(losses[1] - losses[0]) <= bound:
+        problems.append(f"the loss is {losses[1]:.3f} instead of {losses[0]:.3f}, at most {bound:.3f} apart expected")
+    if effect is not None and error is not None and not abs(effect - 1) <= EFFECT_BOUND + EFFECT_ERRORS * error:
+        problems.append(f"{effect:.2f} times the adapter's effect arrived instead of once")
+    measured = {"places": len(aligned), "unreported": len(places) - len(aligned), "typical": typical, **of_base}
+    measured |= {"bound": bound, "loss_trained": losses[0], "loss_exported": losses[1]}
+    return {**measured, "effect": effect, "effect_error": error, "holds": not problems, "problems": problems}
 
 
-def _distance(first: Sequence[_TokenScores], second: Sequence[_TokenScores]) -> tuple[float, float]:
-    """Return the mean and largest absolute difference over the tokens that both sides report."""
-    differences = [
-        abs(a[token] - b[token]) for a, b in zip(first, second, strict=True) for token in sorted(a.keys() & b.keys())
-    ]
-    return fmean(differences), max(differences)
+def _distance(first: Sequence[_TokenScores], second: Sequence[_TokenScores]) -> float:
+    """Return the mean absolute difference over the tokens that both sides report."""
+    pairs = zip(first, second, strict=True)
+    return fmean(abs(a[token] - b[token]) for a, b in pairs for token in sorted(a.keys() & b.keys()))
 
 
 def _effect(aligned: Sequence[Sequence[_TokenScores]]) -> tuple[float | None, float | None]:
@@ -242,42 +220,6 @@ def _score_place(
     return [logprob, likeliest], ended
 
 
-# A release answers as it was proven.
-
-
-def check_recorded(backend: Backend, proof: Mapping[str, Any], quant: str, adapter: int, label: str) -> None:
-    """Raise HivetuneError when a loaded release gives the tokens of its proof's first passages other log-probabilities
-    than it did then: a file was exchanged, the adapter is on another base, or the build of llama.cpp is broken."""
-    # Of a number type that it was not proven in, nothing is known.
-    recorded = proof.get("recorded", ()) if proof.get("quant") == quant else ()
-    passages = [Passage(tuple(each["tokens"]), tuple(each["places"])) for each in recorded]
-    scores, _ = score_passages(backend, passages, adapter=adapter)
-    differences = [
-        abs(now[0] - then)
-        for places, each in zip(scores, recorded, strict=True)
-        for now, then in zip(places, each["logprobs"], strict=True)
-        if now is not None and then is not None
-    ]
-    if differences and not median(differences) <= RECORDED_BOUND:
-        raise HivetuneError(
-            f"{label} answers differently from when it was registered",
-            hint="restore its files and its base from a backup, or register the run again",
-        )
-
-
-def record(passages: Sequence[Passage], scores: Scores) -> list[dict[str, Any]]:
-    """Return what `check_recorded` compares with, as a proof holds it."""
-    kept = list(zip(passages, scores, strict=True))[:RECORDED_PASSAGES]
-    return [
-        {
-            "tokens": list(passage.tokens),
-            "places": list(passage.places),
-            "logprobs": [place and place[0] for place in places],
-        }
-        for passage, places in kept
-    ]
-
-
 # The proof of an export.
 
 
@@ -331,37 +273,31 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
     beside = exported.to == "gguf-adapter"
     quant = SERVED_QUANT if beside else str(manifest["quant"])
     model, adapter = (_base(run, quant), exported.path) if beside else (exported.path, None)
-    passages = choose_passages(run.snapshot, _context_tokens(model))
+    settings = read_header(model).settings
+    passages = choose_passages(run.snapshot, settings.get(f"{settings.get('general.architecture')}.context_length"))
 
-    def ask() -> tuple[dict[str, Scores], dict[str, Any]]:
+    def ask() -> tuple[Sides, dict[str, Any]]:
         served, facts = _by_server(model, adapter, passages, lambda each: check_prompts(each, run.model, run.snapshot))
         if beside:
-            return served, {**facts, "recorded": record(passages, served["tuned"])}
-        served = {"tuned": served["base"]}
-        if QUANTS[quant] < 16:  # its base at the same type, once for the exports of all its adapters
-            path = _cached("base", sha256_file(run.model / MANIFEST), quant, passages)
-            if not path.is_file():
-                write_json(path, _by_server(_base(run, quant), None, passages)[0])
-            served |= read_json(path)
-        return served, facts
+            return served, facts
+        merged = {"tuned": served["base"]}
+        if QUANTS[quant] >= 16:
+            return merged, facts
+        # Its base at the same type, once for the exports of all its adapters.
+        path = _cached("base", sha256_file(run.model / MANIFEST), quant, passages)
+        if not path.is_file():
+            write_json(path, _by_server(_base(run, quant), None, passages)[0])
+        return {**merged, **read_json(path)}, facts
 
     trained, (served, facts) = _by_engine(run.model, run.folder, passages, progress, ask)
     proof = compare_scores(quant, trained, served)
     if lacking := len(passages) - facts["ended"]:
         proof["problems"].append(f"{lacking} of {len(passages)} trained ends do not end an answer")
-    facts |= {"quant": quant, "passages": len(passages)}
-    return {**proof, **facts, "holds": not proof["problems"]}
+    return {**proof, **facts, "quant": quant, "passages": len(passages), "holds": not proof["problems"]}
 
 
 def _base(run: Run, quant: str) -> Path:
     return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant)
-
-
-def _context_tokens(file: Path) -> int | None:
-    """Return the longest context of a GGUF file, in tokens."""
-    settings = read_header(file).settings
-    length: int | None = settings.get(f"{settings.get('general.architecture')}.context_length")
-    return length
 
 
 # The proof of a base.
@@ -404,10 +340,9 @@ def _base_problems(run: Run, progress: Progress) -> list[str]:
     rendered = [renderer.render(example)[-1] for example in examples]
     passages = [_passage(each.tokens, each.trained) for each in rendered]
 
-    def ask() -> tuple[dict[str, Scores], dict[str, Any]]:
-        return _by_server(
-            _base(run, SERVED_QUANT), None, passages, lambda each: compare_prompts(each, renderer, examples)
-        )
+    def ask() -> tuple[Sides, dict[str, Any]]:
+        base = _base(run, SERVED_QUANT)
+        return _by_server(base, None, passages, lambda each: compare_prompts(each, renderer, examples))
 
     try:
         trained, (served, facts) = _by_engine(run.model, None, passages, progress, ask)
@@ -425,7 +360,7 @@ def _by_server(
     adapter: Path | None,
     passages: Sequence[Passage],
     check: Callable[[Backend], Any] = lambda backend: None,
-) -> tuple[dict[str, Scores], dict[str, Any]]:
+) -> tuple[Sides, dict[str, Any]]:
     """Return llama.cpp's scores of "base" and of "tuned", the adapter beside it; and how many answers `ended` and what
     `check` said of its prompts."""
     adapters, scores = () if adapter is None else ((adapter, 0.0),), dict[str, Scores]()
@@ -443,7 +378,7 @@ def _by_engine(
     passages: Sequence[Passage],
     progress: Progress,
     meanwhile: Callable[[], Any] = lambda: None,
-) -> tuple[dict[str, Scores], Any]:
+) -> tuple[Sides, Any]:
     """Return the engine's scores of "base" and of "tuned", the base with the adapter, and what `meanwhile` returned.
 
     Raises DoesNotFit where the memory can't hold the model.
@@ -460,8 +395,7 @@ def _by_engine(
             outcome = see_off(child, lambda beat: progress(0, None), lambda: asked.append(meanwhile()))
             result = outcome.check("comparing with what was trained")
         write_json(path, {side: result[side] for side in ("base", "tuned") if side in result})
-    scores: dict[str, Scores] = read_json(path)
-    return scores, asked[0] if asked else meanwhile()
+    return read_json(path), asked[0] if asked else meanwhile()
 
 
 def _cached(*facts: object) -> Path:

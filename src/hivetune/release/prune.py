@@ -97,9 +97,11 @@ def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]
             yield "checkpoints", status.run / FOLDER, f"{status.run.name} is finished"
     for folder in _unused_snapshots(database):
         yield "snapshot", folder, "no run or release uses it"
-    for release in registry.unused(database):
-        yield "release", release.folder, f"no alias names {release.label}"
-    served = {release.model_sha256[:HASH_DIGITS] for release in registry.releases(database) if release.aliases}
+    released = registry.releases(database)
+    for release in released:
+        if not release.pruned and not release.aliases:
+            yield "release", release.folder, f"no alias names {release.label}"
+    served = {release.model_sha256[:HASH_DIGITS] for release in released if release.aliases}
     for folder in sorted((home() / "bases").glob("[!.]*")):
         if folder.is_dir() and folder.name.partition("-")[0] not in served:
             yield "base", folder, "no release is served on it; it is made again when needed"

@@ -13,16 +13,15 @@ can be deleted. A row of the table, not a folder, makes a release.
     manifest.json                                    name, size and SHA-256 of each file; written last
 """
 
-import difflib
 import getpass
-import itertools
 import json
 import re
 import shutil
 import sqlite3
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,7 +47,6 @@ from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXP
 EXPORTED = "exports"
 ADAPTER_EXPORT = "gguf-adapter"  # the kind of export that is served
 REQUIRED = (ADAPTER_CONFIG, ADAPTER, CONFIG, RECORD)
-ALIASES = ("champion", "candidate", "previous")
 RELEASE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 MAX_NAME_LENGTH = 64
 RESERVED = ("base",)  # what a request names to get the model without an adapter
@@ -59,10 +57,23 @@ _COLUMNS = "name, version, run, model, model_sha256, adapter_sha256, snapshot, v
 
 
 @dataclass(frozen=True)
+class Move:
+    """One line of the log: what became of a version of a name."""
+
+    version: int
+    action: Action
+    time: float
+    by: str
+    reason: str
+    forced: bool
+
+
+@dataclass(frozen=True)
 class Release:
     """One row of `releases`. `verdict` is the gate's, None where nothing was judged; hashes are SHA-256.
 
-    pruned: its artefacts were deleted on purpose. From the log: `aliases`, and why it was `withdrawn`, else empty.
+    pruned: its artefacts were deleted on purpose. From the log: why it was `withdrawn`, else empty; its `aliases`; its
+    own `moves`, oldest first.
     """
 
     name: str
@@ -78,6 +89,7 @@ class Release:
     pruned: bool = False
     withdrawn: str = ""
     aliases: tuple[str, ...] = ()
+    moves: tuple[Move, ...] = ()
 
     @property
     def label(self) -> str:
@@ -106,57 +118,42 @@ class Release:
             raise HivetuneError(f"{self.label} is damaged: {self.folder}: {damage}", hint=hint)
 
 
-@dataclass(frozen=True)
-class Move:
-    """One line of the log: what became of a version of a name."""
-
-    version: int
-    action: Action
-    time: float
-    by: str
-    reason: str
-    forced: bool
-
-
 # What is registered.
 
 
 def releases(database: sqlite3.Connection, name: str | None = None) -> list[Release]:
     """Return all releases, or those of one name, oldest version first."""
-    rows = database.execute(
+    logs, found = _logs(database, name), defaultdict[str, list[Release]](list)
+    for of, version, run, *known, proof, created, pruned in database.execute(
         f"SELECT {_COLUMNS} FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
-    )
-    stored = [
-        Release(*(*row[:2], str(stored_path(row[2])), *row[3:8], json.loads(row[8]), row[9], bool(row[10])))
-        for row in rows
-    ]
-    found = []
-    for each, group in itertools.groupby(stored, lambda release: release.name):
-        moves, of_name = history(database, each), list(group)
-        last = {move.version: move for move in moves}
-        withdrawn = {version: move.reason for version, move in last.items() if move.action == "withdrawn"}
-        usable = {release.version for release in of_name if not release.pruned} - withdrawn.keys()
-        named = _aliases(moves, usable)
-        for release in of_name:
-            aliases = tuple(sorted(alias for alias, version in named.items() if version == release.version))
-            found.append(replace(release, withdrawn=withdrawn.get(release.version, ""), aliases=aliases))
-    return found
+    ):
+        moves = tuple(move for move in logs[of] if move.version == version)
+        withdrawn = moves[-1].reason if moves and moves[-1].action == "withdrawn" else ""
+        row = [of, version, str(stored_path(run)), *known, json.loads(proof), created, bool(pruned), withdrawn]
+        found[of].append(replace(Release(*row), moves=moves))
+    aliased = []
+    for of, group in found.items():
+        named = _aliases(logs[of], {each.version for each in group if not each.pruned and not each.withdrawn})
+        for each in group:
+            own = sorted(alias for alias, version in named.items() if version == each.version)
+            aliased.append(replace(each, aliases=tuple(own)))
+    return aliased
 
 
 def history(database: sqlite3.Connection, name: str) -> list[Move]:
     """Return the log of a name, oldest move first."""
-    rows = database.execute(
-        "SELECT version, action, time, by, reason, forced FROM moves WHERE name = ? ORDER BY number", (name,)
-    )
-    return [Move(*(*row[:5], bool(row[5]))) for row in rows]
+    return _logs(database, name)[name]
 
 
-def moves_of(database: sqlite3.Connection, release: Release) -> list[Move]:
-    """Return the moves of one release, oldest first."""
-    return [move for move in history(database, release.name) if move.version == release.version]
+def _logs(database: sqlite3.Connection, name: str | None) -> Mapping[str, list[Move]]:
+    logs = defaultdict[str, list[Move]](list)
+    query = "SELECT name, version, action, time, by, reason, forced FROM moves WHERE ?1 IS NULL OR name = ?1"
+    for of, *move, forced in database.execute(f"{query} ORDER BY number", (name,)):
+        logs[of].append(Move(*[*move, bool(forced)]))
+    return logs
 
 
-def _aliases(moves: list[Move], usable: set[int]) -> dict[str, int | None]:
+def _aliases(moves: Sequence[Move], usable: set[int]) -> dict[str, int | None]:
     """Return the version that each alias names after `moves`. `usable`: neither withdrawn nor pruned."""
     champion = candidate = None
     champions: list[int] = []
@@ -179,20 +176,16 @@ def find(database: sqlite3.Connection, reference: str) -> Release:
     """Return the release of NAME, NAME@VERSION or NAME@ALIAS. Raises UsageError naming the existing ones."""
     name, _, which = reference.partition("@")
     present = releases(database, name)
-    if not present:
-        names = [row[0] for row in database.execute("SELECT DISTINCT name FROM releases ORDER BY name")]
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "see them: hivetune releases"
-        raise UsageError(f"no release is called {name!r}", hint=hint)
-    alias = which or "champion"
     for release in present:
-        if alias in (str(release.version), *release.aliases):
+        if (which or "champion") in (str(release.version), *release.aliases):
             return release
+    if not present:
+        raise UsageError(f"no release is called {name!r}", hint="see them: hivetune releases")
     existing = ", ".join(" ".join((each.label, *(f"({alias})" for alias in each.aliases))) for each in present)
     if not which:
         hint = f"there is {existing}; promote one: hivetune promote {name}@VERSION"
         raise UsageError(f"{name} has no champion yet", hint=hint)
-    hint = f"there is {existing}; use a version or {', '.join(ALIASES)}"
+    hint = f"there is {existing}; use a version, champion, candidate or previous"
     raise UsageError(f"{reference}: no such release", hint=hint)
 
 
@@ -206,13 +199,13 @@ def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
     return _named(database, name, "previous")
 
 
+def _named(database: sqlite3.Connection, name: str, alias: str) -> Release | None:
+    return next((release for release in releases(database, name) if alias in release.aliases), None)
+
+
 def desired(database: sqlite3.Connection) -> dict[str, int]:
     """Return the version that should be served of each name: its champion's."""
     return {release.name: release.version for release in releases(database) if "champion" in release.aliases}
-
-
-def _named(database: sqlite3.Connection, name: str, alias: str) -> Release | None:
-    return next((release for release in releases(database, name) if alias in release.aliases), None)
 
 
 def forgotten_rows(database: sqlite3.Connection, snapshot: str, since: float = 0.0) -> int:
@@ -244,19 +237,15 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
     """Return the origin and the evidence of a release, which `hivetune releases NAME@VERSION` tells. Raises UsageError,
     HivetuneError."""
     release = find(database, reference)
-    stored = ("created", "run", "model", "model_sha256", "adapter_sha256")
+    stored = ("created", "run", "model", "model_sha256", "adapter_sha256", "pruned")
     document: dict[str, Any] = {
         "release": release.label,
         "aliases": list(release.aliases),
         **{key: getattr(release, key) for key in stored},
         "withdrawn": release.withdrawn or None,
-        "pruned": release.pruned,
         "forgotten_rows": forgotten_rows(database, release.snapshot),
         "proof": dict(release.proof),
-        "history": [
-            {key: getattr(move, key) for key in ("action", "time", "by", "reason", "forced")}
-            for move in moves_of(database, release)
-        ],
+        "history": [{key: value for key, value in asdict(move).items() if key != "version"} for move in release.moves],
     }
     if release.pruned:
         return document
@@ -287,7 +276,12 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
             return release
         if force and not reason:
             raise UsageError("--force needs --reason", hint="give the reason; the registry keeps it")
-        refusal = _refusal(release)
+        if release.withdrawn:
+            refusal = f"it was rolled back: {release.withdrawn}"
+        elif release.verdict is None:
+            refusal = "it was never judged: hivetune eval RUN, then register it again"
+        else:
+            refusal = "" if release.verdict == "deploy" else f"the gate said {release.verdict}"
         if refusal and not force:
             raise NotDeployed(f"{release.label}: {refusal}", hint="to promote it all the same: --force --reason WORDS")
         release.check()
@@ -295,49 +289,31 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
         return find(database, release.label)
 
 
-def _refusal(release: Release) -> str:
-    if release.withdrawn:
-        return f"it was rolled back: {release.withdrawn}"
-    if release.verdict is None:
-        return "it was never judged: hivetune eval RUN, then register it again"
-    return "" if release.verdict == "deploy" else f"the gate said {release.verdict}"
+def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> Release:
+    """Withdraw a champion, for which the release before it returns, or a candidate; return the withdrawn one.
 
-
-def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> tuple[Release, Release]:
-    """Withdraw the champion and return to the previous release: (new champion, withdrawn).
-
-    `reference`: the name, or one release. A withdrawn release is not promoted again without force. Raises UsageError
-    when there is nothing to return to, or another release is the champion now.
+    It answers nothing more and is not promoted again without force. Whoever objects to one release names it, so that
+    two objections never roll back two. Raises UsageError for one that is neither any more, and for a champion with
+    nothing to return to.
     """
     reason = reason or "rolled back"
     with transaction(database):
-        champion = find(database, reference)
-        # Whoever objects to one release names it, so that two objections never roll back two releases.
-        if "champion" not in champion.aliases:
+        release = find(database, reference)
+        if not {"champion", "candidate"} & set(release.aliases):
             hint = "see the champion: hivetune releases"
-            raise UsageError(f"{champion.label} is no longer the champion", hint=hint)
-        earlier = returns_to(database, champion.name)
-        if earlier is None:
+            raise UsageError(f"{release.label} is no longer the champion or the candidate", hint=hint)
+        earlier = returns_to(database, release.name) if "champion" in release.aliases else None
+        if "champion" in release.aliases and earlier is None:
             raise UsageError(
-                f"{champion.label} has no previous release to return to",
-                hint=f"promote another version: hivetune promote {champion.name}@VERSION; "
-                f"or take it out of service: hivetune releases --retire {champion.name}",
+                f"{release.label} has no previous release to return to",
+                hint=f"promote another version: hivetune promote {release.name}@VERSION; "
+                f"or take it out of service: hivetune releases --retire {release.name}",
             )
-        earlier.check()
-        _log(database, champion, "withdrawn", by=by, reason=reason)
-        _log(database, earlier, "returned", by=by, reason=f"{champion.label} withdrawn: {reason}")
-        return find(database, earlier.label), find(database, champion.label)
-
-
-def withdraw(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> Release:
-    """Withdraw a candidate: it answers nothing more, and is not promoted without force. Raises UsageError where it is
-    no candidate any more."""
-    with transaction(database):
-        candidate = find(database, reference)
-        if "candidate" not in candidate.aliases:
-            raise UsageError(f"{candidate.label} is no candidate", hint="see the releases: hivetune releases")
-        _log(database, candidate, "withdrawn", by=by, reason=reason or "withdrawn")
-        return find(database, candidate.label)
+        _log(database, release, "withdrawn", by=by, reason=reason)
+        if earlier is not None:
+            earlier.check()
+            _log(database, earlier, "returned", by=by, reason=f"{release.label} withdrawn: {reason}")
+        return find(database, release.label)
 
 
 def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
@@ -359,11 +335,6 @@ def _log(
         "INSERT INTO moves (name, version, action, time, by, reason, forced) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (release.name, release.version, action, time.time(), by, reason, forced),
     )
-
-
-def unused(database: sqlite3.Connection) -> list[Release]:
-    """Return the releases that no alias names and whose artefacts are there."""
-    return [release for release in releases(database) if not release.pruned and not release.aliases]
 
 
 def prune(database: sqlite3.Connection, release: Release) -> None:
@@ -419,7 +390,7 @@ def register(
         files, earlier = _files_of(run, facts["adapter_sha256"]), releases(database, name)
         of_adapter = (facts["adapter_sha256"], facts["model_sha256"])
         twin = next((r for r in earlier if (r.adapter_sha256, r.model_sha256) == of_adapter and not r.pruned), None)
-        version = twin.version if twin is not None else max((r.version for r in earlier), default=0) + 1
+        version = max((r.version for r in earlier), default=0) + 1 if twin is None else twin.version
         target = home() / "releases" / name / str(version)
         # A verdict or an export may be newer than the registration.
         same = twin is not None and twin.verdict == facts["verdict"] and not twin.damage

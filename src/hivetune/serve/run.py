@@ -24,8 +24,7 @@ from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings, open_backend
 from hivetune.process.lease import training_on
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
-from hivetune.release.prove import check_recorded
-from hivetune.release.registry import find, rollback, withdraw
+from hivetune.release.registry import rollback
 from hivetune.serve.api import Gateway, page_routes
 from hivetune.serve.capture import Capture
 from hivetune.serve.guard import Door, Guard, client_of
@@ -143,7 +142,7 @@ def own_hosts(names: Sequence[str], port: int) -> frozenset[str]:
 
 
 def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend:
-    """Start a model server with everything of `deployment` loaded, warm, and compared with what was proven.
+    """Start a model server with everything of `deployment` loaded and warm.
 
     Raises HivetuneError and its kinds; nothing is left running then.
     """
@@ -166,10 +165,6 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
         backend = stack.enter_context(open_backend(base, server))
         backend.complete([{"role": "user", "content": "Hello"}], max_tokens=1)
         properties = backend.request("/props")
-        with closing(open_database()) as database:
-            for number, label in enumerate(deployment.served):
-                proof = find(database, label).proof.get("export", {})
-                check_recorded(backend, proof, settings.quant, number, label)
         return LiveBackend(
             deployment,
             backend,
@@ -221,10 +216,7 @@ def _roll_back(label: str, reason: str) -> None:
     """Roll the champion back, or withdraw the candidate, if it still is that."""
     # A person may have been faster, which the registry refuses.
     with closing(open_database()) as database, contextlib.suppress(UsageError):
-        if "candidate" in find(database, label).aliases:
-            withdraw(database, label, by="gateway", reason=reason)
-        else:
-            rollback(database, label, by="gateway", reason=reason)
+        rollback(database, label, by="gateway", reason=reason)
 
 
 def listen_on(host: str, port: int) -> socket.socket:
