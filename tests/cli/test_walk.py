@@ -241,6 +241,8 @@ def test_the_walk_from_verdict_to_champion(place: Workplace, evaluation: dict[st
     assert code == 0 and "adder@1" in text and "champion" in text
     code, text, _ = place.call("releases", "adder")
     assert code == 0 and "promoted by" in text and ": a test" in text and "model:" in text
+    judged = re.findall(r"judged (\S+) by \S+ with loss_gain (-?\d+)", text)
+    assert judged[-1] == (verdict["verdict"], "-9") and (evaluation["verdict"], "0") in judged, text
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,17 @@ def test_the_same_adapter_is_registered_once_and_takes_a_later_verdict_and_expor
     assert [path.name for path in release.folder.parent.iterdir()] == ["1"]
 
 
+def test_a_verdict_by_other_thresholds_is_taken_though_it_is_the_same(
+    database: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """Lineage showed the thresholds of the first registration."""
+    run = finished_run(tmp_path / "run")
+    for limit in (0.0, 0.5):
+        facts = about(run) | {"judgement": {"gate": {"loss_gain": limit}, "judged_by": "ann"}}
+        release, _ = register(database, run, "helpdesk", facts, by="test")
+    assert read_json(release.folder / MANIFEST)["judgement"]["gate"] == {"loss_gain": 0.5}
+
+
 def test_names_mean_the_champion_and_aliases_move_together(database: sqlite3.Connection, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no release is called 'helpdesk'"):
         find(database, "helpdesk")

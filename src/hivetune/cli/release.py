@@ -127,7 +127,12 @@ def _lineage_text(document: dict[str, Any]) -> Iterator[str]:
     yield facts(document, "release aliases model run adapter_sha256 verdict withdrawn forgotten_rows pruned")
     if not document["pruned"]:
         yield facts({"rows": document["data"]})
-        yield from (f"  {reason}" for reason in (document["judgement"] or {}).get("reasons", ()))
+        judgement = document["judgement"] or {}
+        yield from (f"  {reason}" for reason in judgement.get("reasons", ()))
+        # Whoever judged by other thresholds is named: they are what a verdict rests on.
+        for judged in (*judgement.get("earlier", ()), judgement) if judgement else ():
+            asked = ", ".join(f"{key} {value:g}" for key, value in judged["gate"].items() if value is not None)
+            yield f"  {moment(judged['judged_at'])} judged {judged['verdict']} by {judged['judged_by']} with {asked}"
         yield facts({f"export {kind}": paths for kind, paths in document["exports"].items()})
     for move in document["history"]:
         by = f"{move['by']}{', forced' if move['forced'] else ''}"

@@ -392,10 +392,11 @@ def register(
         twin = next((r for r in earlier if (r.adapter_sha256, r.model_sha256) == of_adapter and not r.pruned), None)
         version = max((r.version for r in earlier), default=0) + 1 if twin is None else twin.version
         target = home() / "releases" / name / str(version)
-        # A verdict or an export may be newer than the registration.
-        same = twin is not None and twin.verdict == facts["verdict"] and not twin.damage
-        if twin is not None and same and all((target / file).is_file() for file in files):
-            return twin, False
+        # A judgement or an export may be newer than the registration.
+        if twin is not None and not twin.damage and all((target / file).is_file() for file in files):
+            kept = read_json(target / MANIFEST)
+            if all(kept.get(key) == facts.get(key) for key in ("verdict", "judgement")):
+                return twin, False
         _copy(files, target, {"kind": "release", "name": name, "version": version, **facts})
         known = [facts[key] for key in ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")]
         row = (name, version, path_to_store(run), *known, json.dumps(facts["proof"]), time.time(), False)
