@@ -1,5 +1,6 @@
 """Pages that were written for these tests: what they document exists nowhere else."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ KEYS = ("combkey(1)", "combargs(1)")
 
 
 @pytest.fixture(scope="session")
-def places() -> Library:
-    return Library((HERE / "pages",))
+def library() -> Iterator[Library]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MANPATH", str(HERE / "pages"))
+        made = Library()
+        assert ("combcopy", "1") in made.manuals  # which are looked for once
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,17 @@
-"""Packs: 24 that are shipped and whole, a user's in a few lines, and mistakes named with the nearest word."""
+"""Packs: 24 that are shipped and whole, a user's in a few lines, and mistakes; documents and docstrings."""
 
+import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from hivetune.errors import UsageError
-from hivetune.synth.packs import find_packs, parse_pack, shipped_packs
+from hivetune.synth.documents import documents_below, module_files, read_document, read_module
+from hivetune.synth.packs import Library, find_packs, parse_pack, shipped_packs
+from hivetune.synth.page import NotUnderstood
+
+DOCUMENTS = Path(__file__).parent / "documents"
 
 
 def test_shipped_packs_cover_24_categories_and_say_what_to_install() -> None:
@@ -48,17 +53,45 @@ def test_mistakes_are_named(text: str, said: str) -> None:
 
 def test_what_is_named_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('category = "mine"\npages = ["ls(1)"]')
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "root/usr/share").mkdir(parents=True)
-    names = ["systemd", str(tmp_path / "mine.toml"), str(tmp_path / "notes"), str(tmp_path / "root")]
-    packs, places = find_packs(names, ["mycommand"])
-    assert [pack.category for pack in packs] == ["systemd", "mine", "notes", "mycommand"]
-    assert places.roots == (tmp_path / "root",) and places.help_of == ("mycommand",)
-    assert len(find_packs([str(tmp_path / "root")], ["llama-server"])[0]) == 24
-    with pytest.raises(UsageError, match="did you mean 'systemd'"):
-        find_packs(["systend"], [])
-    with pytest.raises(UsageError, match="two packs have the category 'git'"):
-        find_packs(["git", "git"], [])
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="cannot read"):
-        find_packs([str(tmp_path / "bytes.toml")], [])
+    (tmp_path / "notes").mkdir()
+    packs, library = find_packs(["systemd", str(tmp_path / "mine.toml"), str(tmp_path / "notes")], ["mycommand"])
+    assert [pack.category for pack in packs] == ["systemd", "mine", "notes", "mycommand"]
+    assert library.help_of == ("mycommand",) and len(find_packs([], ["llama-server"])[0]) == 24
+    for names, said in (
+        (["systend"], "did you mean 'systemd'"),
+        (["git", "git"], "two packs have the category 'git'"),
+        ([str(tmp_path / "bytes.toml")], "cannot read"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            find_packs(names, [])
+
+
+def test_documents(tmp_path: Path) -> None:
+    (path,) = documents_below(DOCUMENTS)
+    guide = {passage.heading: passage.text for passage in read_document(path, "guide").passages}
+    assert list(guide) == ["What is a smoker for?"], "a section with a command is not prose alone"
+    assert "a bee that has drunk is calm" in guide["What is a smoker for?"]
+    for name in (b"good.md", b"bad\xff.md", b"bell\x07.md"):  # no row could cite the other two
+        Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("# Title\n\n- a list\n")
+    (source,) = Library().find_documents(str(tmp_path))
+    with pytest.raises(NotUnderstood, match="no prose"):
+        read_document(source.path, source.name)
+
+
+def test_docstrings_are_read_and_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "wax.py"
+    path.write_text(
+        '"""Wax and what is made of it."""\n\nraise SystemExit\n\n\ndef melt(grams, /, heat=60):\n'
+        '    """Melt `grams` of wax.\n\n    >>> import wax\n    >>> wax.melt(3)\n    3\n    """\n\n\n'
+        "def _hidden():\n    '''Hide.'''\n"
+    )
+    (entry,) = read_module("wax", path).entries
+    assert (entry.names, entry.usage, entry.text) == (
+        ("wax.melt",),
+        "wax.melt(grams, /, heat=60)",
+        "Melt grams of wax.",
+    )
+    names = [name for name, _ in module_files("json")]
+    assert names == ["json", *(f"json.{part}" for part in ("decoder", "encoder", "scanner", "tool"))]
+    assert module_files("no_such_module_here") == []

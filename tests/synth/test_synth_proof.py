@@ -1,7 +1,4 @@
-"""The full counts: 1,500 rows of a Debian machine's pages, looked at by other means.
-
-The pages of packages that are not installed may lie below the folder that HIVETUNE_PAGES names (docs/synth.md).
-"""
+"""The full counts: 1,500 rows of a Debian machine's pages, looked at by other means."""
 
 import json
 import os
@@ -20,12 +17,12 @@ ROWS = 1500
 LEAST_CATEGORIES = 20
 MOST_SECONDS = 120  # of processor time: it uses one core, so that a quiet machine takes no longer
 MOST_MEMORY_MB = 400
-INSTALL = "the packages of docs/synth.md, installed, or unpacked into a folder that HIVETUNE_PAGES names"
+INSTALL = "the packages that `hivetune synth` names, or their pages in a folder of MANPATH"
 
 
 def synth(out: Path, *options: str) -> tuple[dict[str, Any], tuple[float, float], float]:
     """(report, seconds of processor and clock, largest memory in MB) of one run of the command."""
-    command = [sys.executable, "-m", "hivetune", "synth", *roots(), "--out", str(out), "--json", *options]
+    command = [sys.executable, "-m", "hivetune", "synth", "--out", str(out), "--json", *options]
     started = time.monotonic()
     with open(out.with_suffix(".json"), "wb") as said:
         process = subprocess.Popen(command, stdout=said)
@@ -39,10 +36,6 @@ def synth(out: Path, *options: str) -> tuple[dict[str, Any], tuple[float, float]
         ),
         usage.ru_maxrss / 1024,
     )
-
-
-def roots() -> list[str]:
-    return [os.environ["HIVETUNE_PAGES"]] if os.environ.get("HIVETUNE_PAGES") else []
 
 
 @pytest.fixture(scope="module")

@@ -208,7 +208,7 @@ def figures(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-WHAT_HELP = "Categories, packs (TOML), folders of documents, or folders with usr/share; default: all categories."
+WHAT_HELP = "Categories, packs (TOML), or folders of documents; default: all categories."
 ASK_HELP = "Let a model reword the questions: URL#MODEL, a .gguf file or a release."
 
 
@@ -226,12 +226,11 @@ def synth(
     """
     # Only now: the other commands on rows need no documentation.
     from hivetune.synth.packs import find_packs
-    from hivetune.synth.rephrase import rephrasing
-    from hivetune.synth.rows import DRAFT_REASONS, TEMPLATES, make_rows
+    from hivetune.synth.rows import DRAFT_REASONS, TEMPLATES, make_rows, rephrasing
 
-    packs, places = find_packs(what or [], run_help or [])
+    packs, library = find_packs(what or [], run_help or [])
     if out is None:
-        listed = [{**parts(pack, "category title install"), "pages": len(places.sources_of(pack))} for pack in packs]
+        listed = [{**parts(pack, "category title install"), "pages": len(library.sources_of(pack))} for pack in packs]
         table = Table("category pages_here=pages topic=title install_for_more=install", listed)
         answer({"categories": listed}, table, "to make rows: hivetune synth --out rows.jsonl")
         return
@@ -239,7 +238,7 @@ def synth(
     with contextlib.ExitStack() as stack:
         maker, rephrase = (TEMPLATES, str) if ask is None else stack.enter_context(rephrasing(ask))
         report = stack.enter_context(progress("reading documentation", "rows"))
-        document = make_rows(packs, places, out, rows=rows, seed=seed, maker=maker, rephrase=rephrase, progress=report)
+        document = make_rows(packs, library, out, rows=rows, seed=seed, maker=maker, rephrase=rephrase, progress=report)
     kept, empty = ([one for one in document["categories"] if bool(one["kept"]) == full] for full in (True, False))
     no_pages = "{category}: no rows, {sources} pages here; install: {install}"
     ends = [f"rejected as {reason}: {DRAFT_REASONS[reason]}" for reason in document["rejected"]]

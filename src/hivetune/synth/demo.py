@@ -13,40 +13,15 @@ import json
 import re
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hivetune.base.disk import write_atomic
-from hivetune.synth.documents import documented, modules_below
+from hivetune.synth.documents import Documented, documented, modules_below
 
 QUESTION = "How do I call textwrap.dedent?"  # for the agent `caller`, at the end of the demo
-
-
-def write_inputs(folder: Path) -> Path:
-    """Write rows and config below `folder`, where they are not there yet; return the config's path."""
-    data = folder / "interactions.jsonl"
-    if not data.exists():
-        write_demo_data(data)
-    tree: dict[str, Any] = {
-        "model": "smollm2-135m",
-        "data": {"path": str(data), "system_prompts": SYSTEM_PROMPTS},
-        "lora": {"r": 8, "alpha": 16},
-        "batch_size": 8,
-        "max_steps": 120,
-        "learning_rate": 5e-4,
-        "validate_every": 30,
-        "output": str(folder / "run"),
-        "gate": {"success_gain": 0.0},
-    }
-    path = folder / "demo.yaml"
-    if not path.exists():
-        write_atomic(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100).encode())
-    return path
-
-
 SYSTEM_PROMPTS = {
     "librarian": (
         "You are the librarian of a Python team. You are asked what a function, method or class of the standard "
@@ -63,6 +38,19 @@ SYSTEM_PROMPTS = {
         "exception, say what the call returns instead."
     ),
 }
+QUESTIONS = {
+    "librarian": "What does {} do?",
+    "caller": "How do I call {}?",
+    "guard": "What can go wrong with {}?",
+}
+CONFIG: dict[str, Any] = {
+    "lora": {"r": 8, "alpha": 16},
+    "batch_size": 8,
+    "max_steps": 120,
+    "learning_rate": 5e-4,
+    "validate_every": 30,
+    "gate": {"success_gain": 0.0},
+}
 EXCEPTIONS = frozenset(
     name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
 )
@@ -75,99 +63,75 @@ NUM_ROWS = 1_200
 BROKEN_EVERY = 50  # 2 % broken lines, and as many failed interactions and repeated rows
 
 
-@dataclass(frozen=True)
-class Documented:
-    """One function or class: dotted name, signature (functions only), documentation."""
-
-    name: str
-    signature: str | None
-    parameters: tuple[str, ...]
-    text: str
+def write_inputs(folder: Path) -> Path:
+    """Write rows and config below `folder`, where they are not there yet; return the config's path."""
+    data, path = folder / "interactions.jsonl", folder / "demo.yaml"
+    if not data.exists():
+        write_demo_data(data)
+    if not path.exists():
+        rows = {"path": str(data), "system_prompts": SYSTEM_PROMPTS}
+        tree = {"model": "smollm2-135m", "data": rows, **CONFIG, "output": str(folder / "run")}
+        write_atomic(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100).encode())
+    return path
 
 
 def write_demo_data(path: Path, num_rows: int = NUM_ROWS) -> Path:
-    """Write JSONL of about `num_rows` agent interactions."""
-    # By hashes, so that the order is the same on every call with the same Python.
+    """Write JSONL of about `num_rows` agent interactions, the same on every call with the same Python."""
     shuffled = sorted(_interactions(), key=lambda row: hashlib.sha256(row["task"].encode()).digest())
-    rows = [row for agent in SYSTEM_PROMPTS for row in [r for r in shuffled if r["agent"] == agent][: num_rows // 3]]
+    rows = [row for agent in QUESTIONS for row in [r for r in shuffled if r["agent"] == agent][: num_rows // 3]]
     rows.sort(key=lambda row: hashlib.sha256(row["output"].encode()).digest())
     lines = []
     for number, row in enumerate(rows):
         lines.append(json.dumps(row, ensure_ascii=False))
         if number % BROKEN_EVERY == 0:
-            lines.extend(_damaged(number // BROKEN_EVERY, row))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            lines += _damaged(number // BROKEN_EVERY, row)
+    write_atomic(path, "\n".join([*lines, ""]).encode())
     return path
 
 
 def _interactions() -> Iterator[dict[str, Any]]:
-    for number, item in enumerate(_documented()):
-        answers = {"librarian": _opening(item.text), "caller": _call(item), "guard": _warning(item.text)}
-        questions = {
-            "librarian": f"What does {item.name} do?",
-            "caller": f"How do I call {item.name}?",
-            "guard": f"What can go wrong with {item.name}?",
-        }
-        for agent, answer in answers.items():
-            if answer is None or not MIN_CHARS <= len(answer) <= MAX_CHARS:
-                continue
-            row: dict[str, Any] = {
-                "agent": agent,
-                "task": questions[agent],
-                "output": answer,
-                "success": True,
-                "duration": round(0.4 + len(answer) / 100, 2),
-                "session": f"{item.name.split('.')[0]}-{number}",
-            }
-            # A good answer names one of these exceptions, parameters and types.
-            named = set(re.findall(r"\w+", answer)) & set(re.findall(r"\w+", item.text) + list(item.parameters))
-            named &= EXCEPTIONS | TYPES | {p for p in item.parameters if len(p) > 2}
-            if facts := sorted(named - set(re.findall(r"\w+", item.name))):
-                row["checker"] = {"name": "contains_any", "any": facts, "must_end": True}
-            yield row
-
-
-def _documented() -> Iterator[Documented]:
-    """Yield the public documented functions and classes of the standard library, in the order of the files."""
+    """Yield what each agent is asked about each documented function and class, in the order of the files."""
+    number = 0
     for module, path in modules_below(Path(sysconfig.get_paths()["stdlib"]), skipped=SKIPPED):
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
             continue  # a deliberately broken file of the library's own tests
         for name, node in documented(tree, module):
-            text = ast.get_docstring(node) or ""
-            if isinstance(node, ast.ClassDef):
-                yield Documented(name, None, (), text)
-                continue
-            names = [argument.arg for argument in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
-            parameters = tuple(argument for argument in names if argument not in ("self", "cls"))
-            yield Documented(name, f"{name}({', '.join(parameters)})", parameters, text)
+            yield from _asked_about(name, node, f"{name.split('.')[0]}-{number}")
+            number += 1
 
 
-def _opening(text: str) -> str | None:
-    """Return the first paragraph of prose on one line."""
-    paragraph = " ".join(text.split("\n\n")[0].split())
-    return paragraph if paragraph.endswith((".", "!", "?")) else None
+def _asked_about(name: str, node: Documented, session: str) -> Iterator[dict[str, Any]]:
+    text, parameters = ast.get_docstring(node) or "", list[str]()
+    if not isinstance(node, ast.ClassDef):
+        names = [argument.arg for argument in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
+        parameters = [argument for argument in names if argument not in ("self", "cls")]
+    opening = " ".join(text.split("\n\n")[0].split())
+    opening = opening if opening.endswith((".", "!", "?")) else ""
+    warnings = [
+        s for s in re.split(r"(?<=[.!?])\s+", " ".join(text.split())) if EXCEPTIONS & _words(s) and s[-1] == "."
+    ]
+    call = f"{name}({', '.join(parameters)})\n{re.split(r'(?<=[.!?]) ', opening)[0]}"
+    answers = {"librarian": opening, "caller": call * bool(parameters and opening), "guard": " ".join(warnings[:2])}
+    for agent, answer in answers.items():
+        if not MIN_CHARS <= len(answer) <= MAX_CHARS:
+            continue
+        row = {"agent": agent, "task": QUESTIONS[agent].format(name), "output": answer, "success": True}
+        row |= {"duration": round(0.4 + len(answer) / 100, 2), "session": session}
+        # A good answer names one of these exceptions, parameters and types, which the question does not.
+        telling = EXCEPTIONS | TYPES | {parameter for parameter in parameters if len(parameter) > 2}
+        if facts := (_words(answer) & (_words(text) | {*parameters}) & telling) - _words(name):
+            row["checker"] = {"name": "contains_any", "any": sorted(facts), "must_end": True}
+        yield row
 
 
-def _call(item: Documented) -> str | None:
-    opening = _opening(item.text)
-    if item.signature is None or opening is None or not item.parameters:
-        return None
-    return f"{item.signature}\n{re.split(r'(?<=[.!?]) ', opening)[0]}"
-
-
-def _warning(text: str) -> str | None:
-    """Return the one or two sentences that name an exception."""
-    sentences = re.split(r"(?<=[.!?])\s+", " ".join(text.split()))
-    named = [s for s in sentences if EXCEPTIONS & set(re.findall(r"\w+", s)) and s.endswith(".")]
-    return " ".join(named[:2]) or None
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
 def _damaged(kind: int, row: dict[str, Any]) -> list[str]:
-    """Return typical faults of real logs, so that the report has something to report."""
-    # A failure, a repeat, and one of five kinds of broken line.
+    """Return typical faults of real logs: a failure, a repeat, and one of five kinds of broken line."""
     failed = {**row, "task": f"{row['task']} (again)", "success": False, "output": "Error: the tool timed out."}
     whole = json.dumps(row, ensure_ascii=False)
     broken = (

@@ -1,4 +1,4 @@
-"""Python modules by their docstrings, which are parsed and never run, and documents in Markdown, reST or HTML."""
+"""Python modules by their docstrings, which are parsed and never run, and documents in Markdown."""
 
 import ast
 import html
@@ -14,7 +14,7 @@ from hivetune.synth.page import DocEntry, DocPage, DocPassage, NotUnderstood
 
 MAX_SOURCE_BYTES = 2 << 20
 SKIPPED = {"test", "tests", "testing", "_vendor", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
-MARKUP_SUFFIXES = (".md", ".markdown", ".rst", ".html", ".htm", ".rst.txt")
+MARKUP_SUFFIXES = (".md", ".markdown")
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # A first line that repeats the call, as extension modules have.
 _SIGNATURE = re.compile(r"\A\s*[\w.]+\(.*\)\s*(->.*)?\n")
@@ -97,8 +97,6 @@ _NO_PROSE = re.compile(
     r"\s*(```|~~~|\||\+-|<|\[!|---|\.\. |[-*+] |\d+\. |>>>|:param|@param)|    |\t"
     r"|\s*(Args?|Arguments|Parameters?|Returns?|Examples?):"
 )
-_HIDDEN = re.compile(r"<(script|style|nav|head|footer|svg|form)\b.*?</\1\s*>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
-_TABLE = re.compile(r"<(table|pre|ul|ol|dl)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
 
 
 def documents_below(folder: Path) -> Iterator[Path]:
@@ -112,10 +110,7 @@ def documents_below(folder: Path) -> Iterator[Path]:
 
 def read_document(path: Path, label: str) -> DocPage:
     """Read one document. Raises NotUnderstood for a file that can't be read or has no prose below a heading."""
-    text = read_packed(path)
-    if path.name.lower().removesuffix(".gz").endswith((".html", ".htm")):
-        text = _as_markdown(text)
-    sections = list(_sections(text.splitlines()))
+    sections = list(_sections(read_packed(path).splitlines()))
     passages = tuple(DocPassage(title, "\n\n".join(body)) for title, body in sections if title and body and all(body))
     if not passages:
         raise NotUnderstood("no prose below a heading")
@@ -123,16 +118,8 @@ def read_document(path: Path, label: str) -> DocPage:
     return DocPage(label, path, summary=passages[0].heading, passages=passages, text=whole)
 
 
-def _as_markdown(text: str) -> str:
-    """Return headings and paragraphs of HTML; a list, a table or code is left as a mark that it stood there."""
-    text = _TABLE.sub("\n\n|\n\n", re.sub(r"\s+", " ", _HIDDEN.sub("", text)))
-    text = re.sub(r"<h[1-6]\b[^>]*>(.*?)</h[1-6]\s*>", lambda m: f"\n\n# {m[1].rstrip('¶#')}\n\n", text, flags=re.I)
-    text = re.sub(r"</?(?:p|div|section|article|main|body|br)\b[^>]*>", "\n\n", text, flags=re.IGNORECASE)
-    return html.unescape(re.sub(r"<[^>]*>", "", text))
-
-
 def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield (heading, paragraphs) of Markdown or reStructuredText; a paragraph that is no prose is empty."""
+    """Yield (heading, paragraphs) of Markdown, or of a docstring; a paragraph that is no prose is empty."""
     title, body, at = "", list[str](), 0
     while at < len(lines):
         line, below = lines[at], lines[at + 1] if at + 1 < len(lines) else ""

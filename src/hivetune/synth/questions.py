@@ -8,15 +8,14 @@ import random
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from hivetune.synth.manual import without_brackets
 from hivetune.synth.page import DocEntry, DocPage, DocPassage, options_in
-from hivetune.synth.sentences import MAX_TOLD_CHARS, capital, deed, excerpt, sentences, word_list
+from hivetune.synth.sentences import MAX_TOLD_CHARS, capital, deed, excerpt, sentences
 
 # What people ask most comes most often; of what a person wrote, all.
 KIND_WEIGHTS: Mapping[str, float] = {"meaning": 3, "which": 3, "command": 2, "mistake": 1, "fact": 100}
@@ -70,18 +69,19 @@ def _phrases() -> dict[str, Any]:
     return tomllib.loads((files(__package__) / "phrases.toml").read_text(encoding="utf-8"))
 
 
-def _worded(name: str, draw: random.Random, fields: Mapping[str, str]) -> tuple[str, str]:
-    """Return a question and an answer of a kind ("meaning.option"), in wordings that are drawn."""
+def _draft(
+    kind: str, wordings: str, draw: random.Random, fields: Mapping[str, str], source: tuple[str, str], **more: Any
+) -> Draft:
+    """Return a draft in wordings of "meaning.option" that are drawn. `source`: the section and its passage."""
     phrases = _phrases()
-    for part in name.split("."):
+    for part in wordings.split("."):
         phrases = phrases[part]
-    ask, answer = _pick(phrases["ask"], draw, fields), _pick(phrases["answer"], draw, fields)
-    return ask, answer
+    return Draft(kind, *(_pick(phrases[turn], draw, fields) for turn in ("ask", "answer")), *source, **more)
 
 
 def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
-    """Return one wording whose fields are all known. `value` may be empty: it gives a number where one is asked for."""
-    known = {name for name, value in fields.items() if value or name == "value"}
+    """Return one wording whose fields are all known."""
+    known = {name for name, value in fields.items() if value}
     return draw.choice([text for text in wordings if {*re.findall(r"{(\w+)}", text)} <= known]).format_map(fields)
 
 
@@ -90,42 +90,29 @@ def _of_entry(page: DocPage, entry: DocEntry, action: str, draw: random.Random) 
     told = excerpt(entry.text, draw.choice(LENGTHS)) or excerpt(entry.text)
     # Each name does something else, or pgrep(1) says of pkill and pidwait "(pgrep only.)".
     of_another = (len(entry.names) > 2 and "respectively" in entry.text) or re.search(r"\(\w+ only\b", entry.text)
-    if not told or of_another or (entry.kind in ("command", "option") and page.command is None):
+    if not told or of_another or (entry.kind != "directive" and page.command is None):
         return
-    fields, of_page = _fields(page, entry, told), (entry.section, f"{entry.usage}\n{entry.text}")
-    yield Draft("meaning", *_worded(f"meaning.{entry.kind}", draw, fields), *of_page)
-    if (
-        not action
-        or _is_of_several(entry)
-        or any(name in action for name in entry.names)
-        or (not page.command and entry.kind != "directive")
-    ):
+    fields, source = _fields(page, entry, told), (entry.section, f"{entry.usage}\n{entry.text}")
+    yield _draft("meaning", f"meaning.{entry.kind}", draw, fields, source)
+    if not action or _is_of_several(entry) or any(name in action for name in entry.names):
         return
     fields["deed"] = action
     right = entry.names if entry.kind == "option" else (fields["full"],)
-    line = fields["line"] if entry.kind == "command" else ""
-    yield Draft("which", *_worded(f"which.{entry.kind}", draw, fields), *of_page, command=line, right=right)
-    if entry.kind != "option":
-        return
-    if call := option_line(page, entry, draw):
-        turn = _worded("command.option", draw, {**fields, "line": call[0], "value": call[1]})
-        yield Draft("command", *turn, *of_page, command=call[0], right=right)
-    if wrong := _misspelled(page, fields["name"], draw):
-        turn = _worded("mistake.option", draw, {**fields, "wrong": wrong})
-        yield Draft("mistake", *turn, *of_page, absent=wrong, right=right)
+    yield _draft("which", f"which.{entry.kind}", draw, fields, source, right=right)
+    if entry.kind == "option" and (spelled := spelled_option(page, entry)):
+        line = f"{page.command} {spelled} ..."
+        yield _draft("command", "command.option", draw, {**fields, "line": line}, source, command=line, right=right)
+    if entry.kind == "option" and (wrong := _misspelled(page, fields["name"], draw)):
+        yield _draft("mistake", "mistake.option", draw, {**fields, "wrong": wrong}, source, absent=wrong, right=right)
 
 
 def _fields(page: DocPage, entry: DocEntry, told: str) -> dict[str, str]:
     name = max(entry.names, key=len) if entry.kind == "option" else entry.names[0]  # the longest spelling says most
     names = " or ".join(f"`{n}`" for n in entry.names)
     fields = {"name": name, "names": names, "usage": entry.usage, "told": told, "page": page.label, "full": name}
-    fields |= dict.fromkeys(("command", "topic", "parent"), page.called)
-    if entry.kind == "command":
-        fields["full"] = name if name.split()[0] == page.called.split()[0] else f"{page.called} {name}"
-        fields["parent"] = fields["full"].rsplit(" ", 1)[0]
-        operands = _operands(without_brackets(entry.usage.split(", ")[0]).split()[len(name.split()) :])
-        fields["line"] = " ".join([fields["full"], *operands])
-    return fields
+    if entry.kind == "command" and name.split()[0] != page.called.split()[0]:
+        fields["full"] = f"{page.called} {name}"
+    return fields | {"command": page.called, "parent": fields["full"].rpartition(" ")[0]}
 
 
 def _is_of_several(entry: DocEntry) -> bool:
@@ -140,16 +127,19 @@ def _of_function(page: DocPage, entry: DocEntry, action: str, draw: random.Rando
     told = excerpt(entry.text)
     if not told:
         return
-    name, module, of_page = entry.names[0], page.label.removeprefix("Python "), f"{entry.usage}\n{entry.text}"
+    name, module, source = (
+        entry.names[0],
+        page.label.removeprefix("Python "),
+        (entry.names[0], f"{entry.usage}\n{entry.text}"),
+    )
     fields = {"name": name, "short": name.removeprefix(f"{module}."), "module": module, "told": told}
-    fields |= {"topic": module, "usage": entry.usage, "page": page.label, "command": module}
-    yield Draft("meaning", *_worded("call.meaning", draw, fields), name, of_page)
+    fields |= {"usage": entry.usage, "deed": action}
+    yield _draft("meaning", "call.meaning", draw, fields, source)
     if action:
-        turn = _worded("call.which", draw, {**fields, "deed": action})
-        yield Draft("which", *turn, name, of_page, right=(name.rpartition(".")[2],))
+        yield _draft("which", "call.which", draw, fields, source, right=(name.rpartition(".")[2],))
     has_arguments = entry.usage.endswith(")") and not entry.usage.endswith("()")
     if has_arguments and len(entry.usage) <= MAX_SIGNATURE_CHARS:
-        yield Draft("command", *_worded("call.usage", draw, fields), name, of_page)
+        yield _draft("command", "call.usage", draw, fields, source)
 
 
 def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
@@ -157,12 +147,11 @@ def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     said, own = (set(re.findall(r"\w+", text.lower())) for text in (page.summary, page.command or ""))
     if not page.command or len(page.summary) < 8 or not said - own - _EMPTY:
         return  # `CRL command` of openssl-crl(1ssl)
-    summary = capital(page.summary)
-    fields = {"command": page.command, "page": page.label, "summary": summary, "topic": page.command}
-    yield Draft("meaning", *_worded("purpose", draw, fields), "NAME", page.summary)
-    if action := deed(f"{summary}."):
-        turn = _worded("which.page", draw, {**fields, "deed": action})
-        yield Draft("which", *turn, "NAME", page.summary, right=(page.command,))
+    summary, source = capital(page.summary), ("NAME", page.summary)
+    fields = {"command": page.command, "page": page.label, "summary": summary, "deed": deed(f"{summary}.")}
+    yield _draft("meaning", "purpose", draw, fields, source)
+    if fields["deed"]:
+        yield _draft("which", "which.page", draw, fields, source, right=(page.command,))
 
 
 def _of_passage(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterator[Draft]:
@@ -170,67 +159,40 @@ def _of_passage(page: DocPage, passage: DocPassage, draw: random.Random) -> Iter
     told, heading = excerpt(passage.text, MAX_SECTION_CHARS), passage.heading.strip()
     if len(told) < MIN_SECTION_CHARS or told.startswith("This is"):  # of what stood before, as a heading's first words
         return
-    fields = {"heading": heading, "told": told, "page": page.label, "command": page.label, "topic": heading}
+    fields, source = {"heading": heading, "told": told, "page": page.label}, (heading, f"{heading}\n{passage.text}")
     is_whole = len(sentences(told)) == len(sentences(passage.text))
     is_topic = 4 <= len(heading) <= 80 and not (_GENERAL.match(heading) or " - " in heading or heading[0] == "-")
     if page.label == f"Python {heading}":
-        turn = _worded("call.module", draw, {**fields, "module": heading, "command": heading})
+        yield _draft("meaning", "call.module", draw, {**fields, "module": heading}, source)
     elif is_whole and heading.endswith("?"):
-        turn = heading, told
+        yield Draft("meaning", heading, told, *source)
     elif is_whole and is_topic:
-        turn = _worded("section", draw, fields)
-    else:
-        return
-    yield Draft("meaning", *turn, heading, f"{heading}\n{passage.text}")
+        yield _draft("meaning", "section", draw, {**fields, "command": page.label}, source)
 
 
-# Command lines. Operands are left to the reader: a synopsis does not say which of them an option goes with.
-
-_NAMED = {"width", "cols", "depth", "level", "port", "size", "bytes", "pid", "days"}
 _SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
-_OPERAND = re.compile(r"(?:<[A-Za-z][\w./-]*>|[A-Z][A-Z0-9_./-]*)(?:\.\.\.)?>?")
 
 
-def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
-    """Return (command line, sentence for the question that gives its value) of an option: `comb --limit=3 ...`.
+def spelled_option(page: DocPage, entry: DocEntry) -> str:
+    """Return an option as it is typed, with a placeholder for its argument: `--limit=NUM`.
 
-    It is None where the line can't be told: the option may need another one, or a sub-command.
+    It is empty where that can't be told: the option may need another one, or a sub-command.
     """
     needs_more = bool(options_in(entry.text) - {*entry.names}) or any(e.kind == "command" for e in page.entries)
-    spelled = _spelled(entry, draw)
-    if page.command is None or needs_more or spelled is None or not _OF_THE_WHOLE.search(entry.section):
-        return None
-    return f"{page.command} {spelled[0]} ...", spelled[1]
-
-
-def _operands(words: Sequence[str]) -> list[str]:
-    """Return NAME of NAME or <name>; none if a word may be literal, or there are more than three."""
-    words = [word for word in words if word != "..."]
-    if len(words) > 3 or not all(map(_OPERAND.fullmatch, words)):
-        return []
-    return [word.strip("<>").removesuffix("...").strip("<>").upper() for word in words]
-
-
-def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
-    """Return the option with a value for its argument, and the sentence that names the value."""
     forms = [re.sub(r"\[[^\]]*\]", "", form).strip() for form in re.split(r", | \| ", entry.usage)]
     fitting = [match for form in forms if (match := _SPELLED.fullmatch(form))]
-    if not fitting or len(entry.names) > len(fitting):
-        return None
-    chosen = next((match for match in reversed(fitting) if match[3]), max(fitting, key=lambda m: len(m[0])))
-    if chosen[3] is None:
-        return (chosen[0], "") if not entry.usage.rstrip("]").endswith("=") else None
-    if chosen[2] == "=" and chosen[3].islower() and not chosen[3].startswith("<"):
-        return None  # --order=path names a value, not what stands for one
-    argument = chosen[3].strip("<>").lower()
-    if argument in word_list("numbers"):
-        value = str(draw.choice((2, 3, 4, 5, 6, 8, 10, 12, 15)))
-        named = f" Use {value} as the {argument}." if argument in _NAMED else f" Use the number {value}."
-        return f"{chosen[1]}{chosen[2]}{value}", named
-    if not re.fullmatch(r"[A-Za-z][\w-]+", argument):
-        return None
-    placeholder = argument.upper()
-    return f"{chosen[1]}{chosen[2]}{placeholder}", f" Write {placeholder} for its argument."
+    if needs_more or len(entry.names) > len(fitting) or not _OF_THE_WHOLE.search(entry.section):
+        return ""
+    chosen = next((match for match in reversed(fitting) if match[3]), max(fitting, key=lambda match: len(match[0])))
+    name, between, argument = chosen.groups()
+    if argument is None:
+        return "" if entry.usage.rstrip("]").endswith("=") else str(name)
+    placeholder = argument.strip("<>")
+    # --order=path names a value, not what stands for one; of letters only N is known.
+    is_value = between == "=" and argument == placeholder and argument.islower()
+    if is_value or not re.fullmatch(r"N|[A-Za-z][\w-]+", placeholder):
+        return ""
+    return f"{name}{between}{placeholder.upper()}"
 
 
 def _misspelled(page: DocPage, name: str, draw: random.Random) -> str:

@@ -11,13 +11,16 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import write_atomic
 from hivetune.data.checks.lessons import group_hash, question
 from hivetune.data.frozen import frozen_hashes
-from hivetune.errors import DataRefused, MachineNotFit
+from hivetune.errors import DataRefused, HivetuneError, MachineNotFit
+from hivetune.judge.artefacts import find_artefact, open_artefact
+from hivetune.llama.backend import ServerSettings
 from hivetune.records import Message, Progress, silent
 from hivetune.synth.packs import DocSource, Library, Pack, read_source
 from hivetune.synth.page import DocPage, NotUnderstood, options_in
@@ -109,10 +112,10 @@ def _no_rows_error(categories: Sequence["_Category"]) -> DataRefused:
     reasons = sum((each.skipped + each.rejected for each in categories), Counter[str]())
     pages = sum(len(each.sources) for each in categories)
     told = [f"{pages:,} pages found", *(f"{reason} ({count:,})" for reason, count in sorted(reasons.items()))]
-    message = f"no row could be made of {', '.join(each.pack.category for each in categories)}: {'; '.join(told)}"
     install = "; ".join(each.pack.install for each in categories if each.pack.install and not pages)
-    hint = "a folder needs Markdown, reStructuredText or HTML with headings; see the categories: hivetune synth"
-    return DataRefused(message, hint=f"install documentation: {install}" if install else hint)
+    hint = f"install documentation: {install}" if install else "see the categories: hivetune synth"
+    names = ", ".join(each.pack.category for each in categories)
+    return DataRefused(f"no row could be made of {names}: {'; '.join(told)}", hint=hint)
 
 
 class _Category:
@@ -192,30 +195,26 @@ class DraftCheck:
         """Return the first reason against a draft, or None; then it counts as asked. Raises MachineNotFit without
         bash.
         """
-        reason = _reason_against(draft, page)
-        if reason is None and group_hash(f"question:{question([Message('user', draft.question)])}") in self._frozen:
-            reason = "frozen-question"
-        # Pages share whole paragraphs, as cp(1) and mv(1) do: a text is asked about once in each way.
+        text = f"{draft.question} {draft.answer}"
         asked = draft.kind, " ".join(draft.passage.split())
-        if reason is None and asked in self._asked:
-            reason = "duplicate"
-        if reason is None:
-            self._asked.add(asked)
-        return reason
-
-
-def _reason_against(draft: Draft, page: DocPage) -> str | None:
-    text = f"{draft.question} {draft.answer}"
-    if _CONTROL.search(text):
-        return "control-character"
-    fits = MIN_ANSWER_CHARS <= len(draft.answer.strip()) <= MAX_ANSWER_CHARS
-    if len(draft.question) > MAX_QUESTION_CHARS or not fits:
-        return "length"
-    if draft.absent and draft.absent in page.options:
-        return "invented-exists"
-    if (options_in(text) - {draft.absent}) - page.options:
-        return "unknown-option"
-    return None if not draft.command or _parses(draft.command) else "does-not-parse"
+        fits = MIN_ANSWER_CHARS <= len(draft.answer.strip()) <= MAX_ANSWER_CHARS
+        if _CONTROL.search(text):
+            return "control-character"
+        if len(draft.question) > MAX_QUESTION_CHARS or not fits:
+            return "length"
+        if draft.absent and draft.absent in page.options:
+            return "invented-exists"
+        if (options_in(text) - {draft.absent}) - page.options:
+            return "unknown-option"
+        if draft.command and not _parses(draft.command):
+            return "does-not-parse"
+        if group_hash(f"question:{question([Message('user', draft.question)])}") in self._frozen:
+            return "frozen-question"
+        # Pages share whole paragraphs, as cp(1) and mv(1) do: a text is asked about once in each way.
+        if asked in self._asked:
+            return "duplicate"
+        self._asked.add(asked)
+        return None
 
 
 def _parses(code: str) -> bool:
@@ -225,3 +224,45 @@ def _parses(code: str) -> bool:
         raise MachineNotFit("commands are checked by bash's grammar", hint="install bash")
     command = [bash, "--norc", "--noprofile", "-n"]
     return subprocess.run(command, input=code.encode(), capture_output=True, check=False).returncode == 0
+
+
+# Questions in a model's words: the answer stays the page's, and a new wording is checked before it is used.
+
+QUESTION_TOKENS = 96
+MAX_FAILURES = 5  # in a row: the model is gone
+INSTRUCTION = (
+    "Reword the question as another person would type it. Keep its meaning, and every name, option, path, number and "
+    "word in backquotes exactly as written. Reply with the question alone."
+)
+_NAMES = re.compile(r"`[^`]+`|\b\d+(?:\.\d+)?\b|[~$]?/[\w./-]+")
+
+
+@contextmanager
+def rephrasing(model: str) -> Iterator[tuple[str, Rephrase]]:
+    """Yield (the model's label, a function that rewords questions). `model`: as in `hivetune compare`.
+
+    Raises UsageError for a model that can't be asked. The function raises HivetuneError when it fails again and again.
+    """
+    side, failures = find_artefact(model, None), 0
+    with open_artefact(side, ServerSettings(slots=1)) as answerer:
+
+        def reword(question: str) -> str:
+            nonlocal failures
+            messages = ({"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question})
+            try:
+                text = answerer.complete(messages, max_tokens=QUESTION_TOKENS).text.strip().strip('"')
+            except HivetuneError:
+                failures += 1
+                if failures >= MAX_FAILURES:
+                    raise
+                return question
+            failures = 0
+            return text if keeps_names(question, text) else question
+
+        yield side.label, reword
+
+
+def keeps_names(question: str, text: str) -> bool:
+    """Return whether another wording asks about the same: one line with the same names, options and numbers."""
+    same = {*_NAMES.findall(question)} == {*_NAMES.findall(text)} and options_in(question) == options_in(text)
+    return same and 0 < len(text) <= MAX_QUESTION_CHARS and "\n" not in text

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from glob import glob
 from importlib.resources import files
 from pathlib import Path
 
@@ -84,29 +85,24 @@ def read_source(source: DocSource) -> DocPage:
     return help_page(source.name, run_help(source.name.split()), source.path)
 
 
+SHARES = (Path("/usr/local/share"), Path("/usr/share"))
+
+
 @dataclass(frozen=True)
 class Library:
-    """The places of pages."""
+    """The places of pages; `help_of`: commands that the user named, since no other is run."""
 
-    roots: tuple[Path, ...] = ()  # folders with installed packages, like / (usr/share/man, usr/share/doc)
-    help_of: tuple[str, ...] = ()  # commands that the user named; no other is run
-
-    @cached_property
-    def shares(self) -> tuple[Path, ...]:
-        below_roots = (root / "usr" / "share" for root in self.roots)
-        shares = (*below_roots, Path("/usr/local/share"), Path("/usr/share"))
-        return tuple(path for path in shares if path.is_dir())
+    help_of: tuple[str, ...] = ()
 
     @cached_property
     def manuals(self) -> dict[tuple[str, str], Path]:
         """Return (name, section) -> file. MANPATH and earlier folders win; translations are left out."""
         named = [Path(part) for part in os.environ.get("MANPATH", "").split(":") if part]
         paths: dict[tuple[str, str], Path] = {}
-        for folder in (*named, *(share / "man" for share in self.shares)):
-            for below in sorted(folder.glob("man*")):
-                if re.fullmatch(r"man\w+", below.name) and below.is_dir():
-                    for path in sorted(below.iterdir()):
-                        paths.setdefault(name_of(path), path)
+        for folder in (*named, *(share / "man" for share in SHARES)):
+            for path in sorted(folder.glob("man*/*")):
+                if re.fullmatch(r"man\w+", path.parent.name):
+                    paths.setdefault(name_of(path), path)
         return paths
 
     def sources_of(self, pack: Pack) -> list[DocSource]:
@@ -126,27 +122,20 @@ class Library:
         match = _REFERENCE.fullmatch(reference)
         if match is None:
             raise UsageError(f"{reference!r} is not a manual page", hint="write it as name(section), for example ls(1)")
-        resolved: set[Path] = set()
-        wanted = match[1], match[2]
-        for name, section in sorted(self.manuals) if re.search(r"[*?\[]", reference) else [wanted]:
+        is_pattern = re.search(r"[*?\[]", reference) is not None
+        resolved: dict[Path, DocSource] = {}
+        for name, section in sorted(self.manuals) if is_pattern else [(match[1], match[2])]:
             path = self.manuals.get((name, section))
-            fits = fnmatch.fnmatchcase(name, wanted[0]) and fnmatch.fnmatchcase(section, wanted[1])
-            if path is not None and (fits or (name, section) == wanted) and path.exists():
-                real = path.resolve()
-                if real not in resolved:
-                    resolved.add(real)
-                    yield DocSource("manual", f"{name}({section})", path)
+            fits = not is_pattern or fnmatch.fnmatchcase(f"{name}({section})", reference)
+            if path is not None and fits and path.exists():
+                resolved.setdefault(path.resolve(), DocSource("manual", f"{name}({section})", path))
+        yield from resolved.values()
 
     def find_documents(self, pattern: str) -> Iterator[DocSource]:
         """Find a folder or file; a relative one is looked for below usr/share/doc. It may have wildcards."""
         path = expanded(pattern)
-        if path.exists():
-            paths = [path]
-        elif path.is_absolute():
-            paths = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-        else:
-            paths = [match for share in self.shares for match in sorted((share / "doc").glob(pattern))]
-        for found in paths:
+        patterns = [path] if path.exists() or path.is_absolute() else [share / "doc" / path for share in SHARES]
+        for found in [path] if path.exists() else [Path(text) for each in patterns for text in sorted(glob(str(each)))]:
             for file in documents_below(found) if found.is_dir() else [found]:
                 below = str(file.relative_to(found.parent))
                 if below.isprintable():  # no row could cite a name that is not UTF-8
@@ -163,19 +152,16 @@ class Library:
 def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack], Library]:
     """Return the packs that the command line names, and where to look for their pages.
 
-    A category that is shipped, a user's pack, a folder of documents (a pack of its own), or a folder with usr/share (a
-    place to look in). `help_of`: commands whose help may be read; one that no pack names is a category of its own.
+    A category that is shipped, a user's pack, or a folder of documents (a pack of its own). `help_of`: commands whose
+    help may be read; one that no pack names is a category of its own.
     Without a category all shipped packs count. Raises UsageError.
     """
     shipped = {pack.category: pack for pack in shipped_packs()}
     named: list[Pack] = []
-    roots = []
     for name in names:
         path = expanded(name)
         if name in shipped:
             named.append(shipped[name])
-        elif (path / "usr" / "share").is_dir():
-            roots.append(path)
         elif path.is_dir():
             title, folder = f"documents in {name}", path.resolve()
             named.append(Pack(documents=(str(folder),), category=folder.name, title=title))
@@ -195,4 +181,4 @@ def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack]
     for pack in packs:
         if sum(p.category == pack.category for p in packs) > 1:
             raise UsageError(f"two packs have the category {pack.category!r}", hint="name each once")
-    return packs, Library(tuple(roots), tuple(help_of))
+    return packs, Library(tuple(help_of))
