@@ -76,7 +76,8 @@ def _draft(
     phrases = _phrases()
     for part in wordings.split("."):
         phrases = phrases[part]
-    return Draft(kind, *(_pick(phrases[turn], draw, fields) for turn in ("ask", "answer")), *source, **more)
+    ask, answer = (_pick(phrases[turn], draw, fields) for turn in ("ask", "answer"))
+    return Draft(kind, ask, answer, *source, **more)
 
 
 def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
