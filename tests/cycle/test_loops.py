@@ -219,9 +219,7 @@ def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_hom
 
 
 @pytest.mark.slow
-def test_a_champion_that_is_damaged_is_told_once_and_the_loop_goes_on(
-    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_champion_that_is_damaged_is_told_once_and_the_loop_goes_on(own_home: Path, tmp_path: Path) -> None:
     label = add_release(tmp_path, NAME, 1, champion=True)
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
     (adapter,) = (own_home / "releases" / NAME / "1").glob("adapter_model.safetensors")
@@ -229,14 +227,14 @@ def test_a_champion_that_is_damaged_is_told_once_and_the_loop_goes_on(
     adapter.write_bytes(b"damaged")
     looks: list[float] = []
 
-    def look_three_times(loop: Loop, wait_s: float) -> None:
+    def look_three_times(wait_s: float) -> None:
         looks.append(wait_s)
         if len(looks) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Loop, "_sleep", look_three_times)
     config = load_config(make_config(tmp_path, notify=teller(tmp_path)))
     with opened(config, Listener()) as loop, pytest.raises(KeyboardInterrupt):
+        loop.sleep = look_three_times
         loop.run()
     assert looks == [60.0] * 3
     (said,) = notices(tmp_path)

@@ -5,7 +5,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from dashboard.shown import everything
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
@@ -14,7 +13,6 @@ from hivetune.cycle.record import JOURNAL, loop_folder
 from hivetune.dashboard.overview import needs_of, overview
 from hivetune.release.registry import Release
 from hivetune.run.status import RunStatus, State, shortest_names
-from hivetune.serve.route import gateway_folder, write_loaded
 
 
 def run(folder: Path, state: State) -> RunStatus:
@@ -87,13 +85,3 @@ def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
 )
 def test_a_candidate_that_passed_the_gate_waits(candidate: Release, asked: list[str]) -> None:
     assert commands(needs_of([], {}, [CHAMPION, candidate], {"faq@1": 0, "faq@2": 0})) == asked
-
-
-def test_only_a_champion_that_the_gateway_has_loaded_is_served(own_home: Path) -> None:
-    """A gateway may not have room for one, or serve other names."""
-    everything()
-    assert overview().served == ()
-    with lock(gateway_folder()):
-        for labels, served in (((), ()), (("helpdesk@1",), ("helpdesk@1",)), (("other@1",), ())):
-            write_loaded(labels)
-            assert overview().served == served

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,9 +106,9 @@ def test_restarts_of_the_gateway_begin_no_alarm_anew(own_home: Path) -> None:
                 watch = Watch(watch.roll_back, opened)
                 watch.load()
             watch.keep({label: "a@before"})
-            watch.watches[label].usual = {"errors": 0.05, "complaints": 0.05}
+            watch.watches[label] = replace(watch.watches[label], usual={"errors": 0.05, "complaints": 0.05})
             watch.answered(label, error=draw() < 0.05)
-        assert watch.watches[label].counts.answers == 3000
+        assert watch.tallies[label].of("errors", watch.watches[label].begun)[0] == 3000
     assert len(raised) <= 1
 
 
@@ -171,7 +172,7 @@ def test_counts_and_watches_are_saved_now_and_then_and_outlive_the_gateway(own_h
     watch.save_now_and_then(111.0)
     assert (again().tallies, again().watches) == (watch.tallies, watch.watches)
     watch.keep({"a@2": "a@1"})  # it was a candidate, and was promoted
-    assert watch.watches["a@2"].counts.errors == 1
+    assert watch.tallies["a@2"].of("errors", watch.watches["a@2"].begun) == (1, 1)
     watch.keep({})
     assert watch.watches == {}
 

@@ -122,10 +122,13 @@ def p99(times: list[float]) -> float:
 
 @pytest.mark.slow
 def test_the_others_wait_at_most_twice_as_long() -> None:
-    for seed in range(3):
-        alone = p99(waits(seed))
-        for hostile in ("long", "short"):
-            assert p99(waits(seed, hostile)) <= 2 * alone, (seed, hostile)
+    """Whatever adapters they need: with two, the 99th percentile beside a hundred short requests was once 150 s, since
+    the oldest of another adapter came next."""
+    for adapters, most in ((1, 2), (2, 4)):
+        for seed in range(3):
+            alone = p99(waits(seed, adapters=adapters))
+            for hostile in ("long", "short"):
+                assert p99(waits(seed, hostile, adapters)) <= most * alone, (adapters, seed, hostile)
 
 
 def test_a_long_prompt_waits_behind_short_ones_and_leaves_one_slot() -> None:

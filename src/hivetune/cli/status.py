@@ -14,9 +14,9 @@ from hivetune.dashboard.overview import overview
 def status() -> None:
     """Show what runs, what is served, what comes next and what needs your attention."""
     state = overview()
-    by = "" if state.gateway_pid is None else f" by process {state.gateway_pid}"
-    champions = [f"{r.label}, {'' if r.label in state.served else 'not '}served{by}" for r in state.champions]
-    lines = [f"champions: {'; '.join(champions) or 'none'}"]
+    serves = "no gateway runs" if state.gateway_pid is None else f"served by process {state.gateway_pid}"
+    labels = ", ".join(release.label for release in state.champions)
+    lines = [f"champions: {f'{labels}; {serves}' if labels else 'none'}"]
     for loop in state.loops:
         doing = "paused" if loop.paused else "not running" if loop.pid is None else f"running in process {loop.pid}"
         lines.append(f"cycle {loop.name}: {doing}{f'; {loop.last}' if loop.last else ''}")

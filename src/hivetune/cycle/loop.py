@@ -33,10 +33,9 @@ from hivetune.release.registry import champion_of, check_release_name, desired
 from hivetune.serve.capture import SOURCE
 
 UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
-LISTEN_EVERY_S = 0.5  # to a person, who waits for an answer
 # A server that is gone is asked again and again: after so long it is left for the next look.
 SILENT_S = 10.0
-LOOK_AGAIN_S = 60.0  # a wait for something that has no time of its own ends with the next look
+LOOK_AGAIN_S = 60.0  # a look counts the rows of the store, so new ones and what a person says wait for the next
 MAX_FAILURES = 3  # of one station in a row; then the cycle is closed
 RETRY_S = 120.0  # after a failed station
 # What failed three times costs at most one training a day.
@@ -196,6 +195,7 @@ class Loop:
     listener: Listener
     rows: RowsNow = field(default_factory=RowsNow)
     clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
     failure: HivetuneError | None = None
     _told: dict[str, str] = field(default_factory=dict)  # by topic what was said last
 
@@ -217,7 +217,7 @@ class Loop:
                 # What is damaged needs a person; a full disk, a lock and a machine that is busy end by themselves.
                 if isinstance(error, HivetuneError) and not isinstance(error, Busy | DoesNotFit | MachineNotFit):
                     self._send("failed", self.name, first_line(error))
-            self._sleep(wait_s)
+            self.sleep(wait_s)
 
     def step(self) -> Look:
         """Look once, and do what was decided: for the name, else for the first of its domains that needs something."""
@@ -346,13 +346,6 @@ class Loop:
             self.listener.say(text)
             with suppress(OSError):  # a full disk is told by the station that needs it
                 self.journal.append("problem", words=text)
-
-    def _sleep(self, wait_s: float) -> None:
-        """Sleep up to `wait_s`, less when a person speaks (cycle pause, resume, now)."""
-        files = [loop_folder(self.name) / word for word in (record.PAUSED, record.NOW)]
-        before, deadline = [path.exists() for path in files], time.monotonic() + wait_s
-        while (left_s := deadline - time.monotonic()) > 0 and before == [path.exists() for path in files]:
-            time.sleep(min(left_s, LISTEN_EVERY_S))
 
     def _collect(self) -> None:
         """Collect from each source. One that is missing is skipped: the cycle continues with the others' rows."""

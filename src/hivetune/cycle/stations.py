@@ -133,7 +133,7 @@ def run_cycle(work: Work) -> Ended:
     # A person may have promoted it while it was registered.
     if ended := _over(work.cycle):
         return ended
-    if work.config.cycle.promote == "ask" or _is_retired(work.cycle.name):
+    if work.config.cycle.promote == "ask":
         return "ready", f"{release.label} passed the gate and waits for a person to promote it"
     with work.station("promote") as words, closing(open_database()) as database:
         # A gateway goes on with the champion before until it has loaded this one.
@@ -183,13 +183,6 @@ def _over(cycle: CycleRow) -> Ended | None:
     if manifest.exists() and sha256_file(manifest) != identity.get("model"):
         return "given_up", "the base model was changed after it began"
     return None
-
-
-def _is_retired(name: str) -> bool:
-    """Return whether a person took the champion out of service, so that only a person brings the name back."""
-    with closing(open_database()) as database:
-        past = [move for move in registry.history(database, name) if move.action in (*CROWNED, "retired")]
-    return bool(past) and past[-1].action == "retired" and past[-1].by != BY
 
 
 def ensure_run(work: Work) -> Run:

@@ -14,7 +14,7 @@ from hivetune.base.typed import to_plain
 from hivetune.cycle.record import JOURNAL, PAUSED, cycles_of, loop_folder, loop_names
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.status import RunStatus, known_runs, shortest_names
-from hivetune.serve.route import gateway_folder, loaded_labels
+from hivetune.serve.route import gateway_folder
 
 RECENT_RUNS = 5  # the screen has 24 lines
 
@@ -44,14 +44,13 @@ class CycleLoop:
 
 @dataclass(frozen=True)
 class Overview:
-    """The screen. `gateway_pid`: None while no gateway runs. `served`: the champions that it has loaded, by label.
-    `needs`: what waits for a person. `next`: what could follow."""
+    """The screen. `gateway_pid`: None while no gateway runs. `needs`: what waits for a person. `next`: what could
+    follow."""
 
     running: tuple[RunStatus, ...]
     recent: tuple[RunStatus, ...]
     champions: tuple[Release, ...]
     gateway_pid: int | None
-    served: tuple[str, ...]
     loops: tuple[CycleLoop, ...]
     interactions: int
     needs: tuple[Suggestion, ...]
@@ -73,7 +72,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         loops = tuple(cycle_loop(database, name) for name in loop_names())
         tainted = {release.label: forgotten_rows(database, release.snapshot) for release in registered}
     champions = tuple(release for release in registered if "champion" in release.aliases)
-    holder, loaded = lock_holder(gateway_folder()), loaded_labels()
+    holder = lock_holder(gateway_folder())
     names = shortest_names([status.run for status in runs])
     # A cycle continues its own runs without a person.
     mine = [status for status in runs if not status.run.is_relative_to(home() / "cycles")]
@@ -86,7 +85,6 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         recent=tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
         champions=champions,
         gateway_pid=holder.pid if holder else None,
-        served=tuple(release.label for release in champions if release.label in loaded),
         loops=loops,
         interactions=interactions,
         needs=(*needs_of(mine, names, registered, tainted), *needs),

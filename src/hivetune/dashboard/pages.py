@@ -1,15 +1,14 @@
-"""What is looked at: what runs and what comes next, runs, cycles, releases with their rows, and the data."""
+"""What is looked at: what runs and what comes next, runs, cycles, releases, and the data."""
 
 import contextlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from hivetune.base.database import home_as_it_is, open_database, open_to_read
+from hivetune.base.database import home_as_it_is, open_database
 from hivetune.base.disk import MANIFEST, home, read_json, stored_path
 from hivetune.base.documents import read_document
 from hivetune.base.journal import read_tail
@@ -22,7 +21,7 @@ from hivetune.dashboard.plot import Curve, plot
 from hivetune.dashboard.watched import WatchedRun, Watcher, run_id, short_path, smoothed
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.data.reasons import REASONS
-from hivetune.data.snapshot import REPORT, ROWS_FILE, SPLITS, RowInfo, select_rows
+from hivetune.data.snapshot import REPORT
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.page import comparison_body
 from hivetune.machine.telemetry import sample
@@ -35,15 +34,12 @@ from hivetune.release.registry import (
     returns_to,
     snapshot_folder,
 )
-from hivetune.run.figures import flat_settings
-from hivetune.run.folder import EVALUATION, RECORD, read_record, read_resolved
+from hivetune.run.folder import EVALUATION, RECORD, read_record
 from hivetune.run.status import RunStatus
 
 RUNS_OVER_EACH_OTHER = 6  # more lines than that are not told apart
 MAX_ENTRIES = 50  # of a loop's journal
 MAX_SNAPSHOTS = 200
-ROWS_A_PAGE, MAX_SHOWN_CHARS = 50, 2000
-MAX_DIGITS = 9  # of a page's number: SQLite's OFFSET has 64 bits
 # Curve and title of each plot of a run.
 PLOTS = {
     "loss": "Loss, nats per token",
@@ -126,17 +122,15 @@ def _losses(found: Found) -> Markup:
 def run_page(watcher: Watcher, request: PageRequest) -> Page:
     run = named_run(watcher, request)
     status = run.status()
-    settings, problem = _settings(run.path)
     values = {
         "identity": request.named["run"],
         "run": run,
         "status": status,
         "plots": [(title, drawn) for name, title in PLOTS.items() if (drawn := _plot(run, name, title))],
         "points": len(run.read.curves["loss"]),
-        "settings": settings,
         "rows": _result(run.path).get("rows", {}),
         "has_evaluation": (run.path / EVALUATION).exists(),
-        "problem": problem or status.problem,
+        "problem": status.problem,
     }
     return Page("run.html", short_path(run.path), values, live=True)
 
@@ -159,17 +153,6 @@ def _plot(run: WatchedRun, name: str, title: str) -> Markup:
         curves.append(Curve("validation", "second", means, dots=len(means) <= 100))  # more dots touch
         summary += f"; validation {means[-1][1]:.4g}"
     return plot(title, summary, curves, number=number, from_zero=name in ("tokens_per_second", "memory"))
-
-
-def _settings(run: Path) -> tuple[list[tuple[str, str]], str]:
-    """Return the run's settings and choices, and why they can't be read."""
-    try:
-        config, choices = read_resolved(run)
-    except UsageError as error:
-        return [], error.message
-    found = flat_settings(config.model_dump(mode="json"))  # read from a file without `cycle.notify`
-    found |= {f"choices.{key}": value for key, value in choices.made().items()}
-    return [(key, each if isinstance(each, str) else json.dumps(each)) for key, each in found.items()], ""
 
 
 def named_run(watcher: Watcher, request: PageRequest) -> WatchedRun:
@@ -246,34 +229,6 @@ def named_release(request: PageRequest) -> Release:
         raise NotThere(error.message, hint=error.hint) from None
 
 
-def rows_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show the rows that a release was trained on or judged by, a page at a time. Raises UsageError."""
-    release, split = named_release(request), request.query.get("split", "train")
-    text = request.query.get("page", "")
-    number = max(1, int(text)) if text.isdecimal() and len(text) <= MAX_DIGITS else 1
-    if split not in SPLITS:
-        raise UsageError(f"unknown split {split!r}", hint=f"choose one of: {', '.join(SPLITS)}")
-    with closing(open_database()) as database:
-        folder = snapshot_folder(database, release.snapshot)
-    if folder is None or not (folder / ROWS_FILE).is_file():
-        raise UsageError("the snapshot of this release was deleted; its rows can't be shown")
-    # `finished`: nobody writes a snapshot, so its database is read without a lock or a file beside it.
-    with closing(open_to_read(folder / ROWS_FILE, finished=True)) as database:
-        (total,) = database.execute("SELECT count(*) FROM rows WHERE split = ?", (split,)).fetchone()
-        page = (split, ROWS_A_PAGE, ROWS_A_PAGE * (number - 1))
-        rows = list(select_rows(database, "WHERE split = ? ORDER BY row LIMIT ? OFFSET ?", *page))
-    pages = max(1, -(-total // ROWS_A_PAGE))
-    values = {"release": release, "rows": [(row, list(_turns(row))) for row in rows], "split": split, "total": total}
-    return Page("rows.html", f"Rows of {release.label}", {**values, "splits": SPLITS, "page": number, "pages": pages})
-
-
-def _turns(row: RowInfo) -> Iterator[tuple[str, str]]:
-    """Yield role and text of each turn, cut for display."""
-    for message in row.messages:
-        text = message.content + (json.dumps(message.tool_calls, ensure_ascii=False) if message.tool_calls else "")
-        yield message.role, text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
-
-
 def data_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show what came in from where, and the snapshots that were made of it."""
     query = "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?"
@@ -321,7 +276,6 @@ PAGES: Mapping[str, MakePage] = {
     "/cycles/{name}": loop_page,
     "/releases": releases_page,
     "/releases/{name}/{version:int}": release_page,
-    "/releases/{name}/{version:int}/rows": rows_page,
     "/data": data_page,
     "/data/{snapshot}/report": report_page,
 }

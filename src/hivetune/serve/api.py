@@ -29,7 +29,7 @@ from hivetune.serve.dialects import anthropic, ollama
 from hivetune.serve.dialects.responses import RESPONSES
 from hivetune.serve.fields import FEEDBACK_FIELDS, FieldRefused, checked_fields
 from hivetune.serve.forward import Piece, Refused, forward, num_tokens, refuse_larger
-from hivetune.serve.guard import SLOW_CLIENT_S, TooLarge, token_of
+from hivetune.serve.guard import LIMIT_BYTES, SLOW_CLIENT_S, token_of
 from hivetune.serve.request import OPENAI, Dialect, Request, error_body
 from hivetune.serve.route import GREEDY, Withdrawn
 from hivetune.serve.servers import Keeper
@@ -48,6 +48,10 @@ Pieces = AsyncGenerator[Piece]
 
 class TooMany(HivetuneError):
     """Too many concurrent requests."""
+
+
+class TooLarge(HivetuneError):
+    """A body without a declared length grew beyond the limit."""
 
 
 class Counts:
@@ -389,11 +393,16 @@ def _declared(http: HttpRequest, fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def _raw_body(http: HttpRequest) -> bytes:
-    """Return the body of a request. Raises UsageError."""
+    """Return the body of a request. Raises UsageError, TooLarge."""
+    body = bytearray()
     try:
-        return await http.body()
+        async for piece in http.stream():
+            body += piece
+            if len(body) > LIMIT_BYTES:
+                raise TooLarge(f"a request holds at most {LIMIT_BYTES:,} bytes")
     except ClientDisconnect:
         raise UsageError("the client went away") from None
+    return bytes(body)
 
 
 def _document(raw: bytes) -> dict[str, Any]:
@@ -434,7 +443,7 @@ def _refuse(http: HttpRequest, error: Exception) -> Response:
         status = error.status if isinstance(error, Refused) else status
         message = f"{error.message}; {error.hint}" if error.hint else error.message
     else:
-        message = "the request is too large" if status == 413 else "an unexpected error; see the log"
+        message = "an unexpected error; see the log"
     if isinstance(error, FieldRefused):
         about = {"param": error.field, "code": error.code}
     if status in (429, 503):
@@ -454,7 +463,7 @@ def _not_served(http: HttpRequest, error: HTTPException) -> str:
     return f"{path} is not served; here are {here}. For text use /v1/chat/completions"
 
 
-HANDLERS: Mapping[Any, ExceptionHandler] = dict.fromkeys((HTTPException, HivetuneError, TooLarge, Exception), _refuse)
+HANDLERS: Mapping[Any, ExceptionHandler] = dict.fromkeys((HTTPException, HivetuneError, Exception), _refuse)
 
 # ---- the chat page, which requests nothing from other sites
 

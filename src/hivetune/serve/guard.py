@@ -26,7 +26,8 @@ from hivetune.base.paths import quoted
 from hivetune.errors import UsageError
 from hivetune.serve.request import error_body
 
-# Of a body, before anything is known of it. What no context holds is refused once the context is known (forward.py).
+# Of a body, before anything is known of it: of a declared length here, of others where they are read (api.py). What no
+# context holds is refused once the context is known (forward.py).
 LIMIT_BYTES = 8 << 20
 # Of a client that reads no answer, or goes on sending what was refused. A slow reader holds up whoever needs another
 # adapter.
@@ -144,7 +145,7 @@ class Guard:
         if refusal is not None:
             await _refuse(scope["path"], receive, answered, *refusal)
             return
-        await self.app(scope, _limited(receive, LIMIT_BYTES), answered)
+        await self.app(scope, receive, answered)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, str] | None:
         """Return status, message and where a browser is sent instead, or None for a request that may pass."""
@@ -180,10 +181,6 @@ class Guard:
         return 401, "a token is needed: Authorization: Bearer TOKEN; make one with: hivetune clients --new NAME", ""
 
 
-class TooLarge(Exception):
-    """A body without a declared length grew beyond the limit."""
-
-
 def token_of(headers: Mapping[str, str], cookie_name: str) -> str:
     """Return the token in the Authorization header, in Anthropic's x-api-key, or in the cookie that the login set."""
     kind, _, token = headers.get("authorization", "").partition(" ")
@@ -208,17 +205,3 @@ async def _refuse(path: str, receive: Receive, send: Send, status: int, message:
             while (await receive()).get("more_body", False):
                 pass
     await send({"type": "http.response.body", "body": b""})
-
-
-def _limited(receive: Receive, limit_bytes: int) -> Receive:
-    read = 0
-
-    async def limited() -> Message:
-        nonlocal read
-        message = await receive()
-        read += len(message.get("body", b""))
-        if read > limit_bytes:
-            raise TooLarge
-        return message
-
-    return limited

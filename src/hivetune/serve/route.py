@@ -3,15 +3,14 @@
 One base model is served with its adapters: of each name the champion, the one before it and the candidate.
 """
 
-import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import home, lock_holder, read_json, write_json
+from hivetune.base.disk import home
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.release.registry import Release, desired, find, gguf_adapter, releases
 
@@ -23,6 +22,11 @@ _LOADED_ALIASES = frozenset(("champion", "previous", "candidate"))
 
 class Withdrawn(UsageError):
     """The request names a version that was rolled back."""
+
+
+def gateway_folder() -> Path:
+    """Return the folder whose lock is held by the running gateway."""
+    return home() / "gateway"
 
 
 @dataclass(frozen=True)
@@ -227,29 +231,3 @@ class Routes:
             problems = "; ".join(self.problems)
             hint = "mend what is named; the gateway tries again by itself" if problems else "try again in a few seconds"
             raise MachineNotFit(f"{model or 'the model'} is not loaded{problems and ': '}{problems}", hint=hint)
-
-
-# ---- what the gateway has loaded, which it writes for the dashboard; the file counts only while it runs
-
-_FILE = "loaded.json"
-
-
-def gateway_folder() -> Path:
-    """Return the folder whose lock is held by the running gateway."""
-    return home() / "gateway"
-
-
-def write_loaded(labels: Collection[str]) -> None:
-    """Write the releases that can be requested now. While the disk can't be written the old list stays."""
-    with contextlib.suppress(OSError):
-        write_json(gateway_folder() / _FILE, {"schema": 1, "loaded": sorted(labels)})
-
-
-def loaded_labels() -> frozenset[str]:
-    """Return the labels that the running gateway has loaded; none while it has not told, or none runs."""
-    if lock_holder(gateway_folder()) is None:
-        return frozenset()
-    try:
-        return frozenset(read_json(gateway_folder() / _FILE)["loaded"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return frozenset()

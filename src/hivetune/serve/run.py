@@ -28,7 +28,7 @@ from hivetune.release.registry import rollback
 from hivetune.serve.api import Gateway, page_routes
 from hivetune.serve.capture import Capture
 from hivetune.serve.guard import Door, Guard, client_of
-from hivetune.serve.route import Deployment, Wanted, gateway_folder, wanted, write_loaded
+from hivetune.serve.route import Deployment, Wanted, gateway_folder, wanted
 from hivetune.serve.servers import Keeper, LiveBackend
 from hivetune.serve.watch import Watch, due_watches
 
@@ -90,12 +90,11 @@ def run_gateway(
     with lock(gateway_folder(), hint=_OTHER_SERVES), closing(listen_on(settings.host, settings.port)) as listening:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, MAX_FILES), most))
-        write_loaded(())
         port = listening.getsockname()[1]
         watch = Watch(_roll_back, open_database)
         watch.load()
         registry = Registry(settings, watch)
-        keeper = Keeper(registry.read, partial(start_live, settings), settings.canary, tell=write_loaded)
+        keeper = Keeper(registry.read, partial(start_live, settings), settings.canary)
         gateway = Gateway(keeper, watch, Capture() if settings.capture else None)
         config = uvicorn.Config(
             guarded(gateway, settings, port, add),

@@ -74,6 +74,11 @@ class LiveBackend:
     def dead(self) -> bool:
         return self.backend.process.poll() is not None
 
+    @property
+    def answers(self) -> bool:
+        """Return whether it takes requests."""
+        return not self.retired and not self.dead
+
     @contextlib.asynccontextmanager
     async def turn(
         self, label: str, session: Hashable, *, client: str = "", long: bool = False
@@ -167,12 +172,8 @@ class Keeper:
     start: Start
     canary: float = 0.0
     hung_s: float = HUNG_S
-    # Is told which releases are loaded, when that changed.
-    tell: Callable[[frozenset[str]], None] = lambda labels: None
-    # The server that answers, None while none does.
+    # The server that answers. A lost one stays until another takes its place, which requests wait for.
     live: LiveBackend | None = None
-    # What it holds, or the lost one before it held, which requests wait for.
-    held: Deployment | None = None
     # Of the last start, until one succeeds or is not wanted any more.
     failure: Failure | None = None
     routes: Routes = field(default_factory=Routes)
@@ -197,7 +198,7 @@ class Keeper:
     @property
     def ready(self) -> bool:
         """Return whether a model server answers."""
-        return self.wanted.deployment is not None and self.live is not None and not self.live.dead
+        return self.wanted.deployment is not None and self.live is not None and self.live.answers
 
     async def server(self) -> LiveBackend:
         """Return the model server. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, and at once where
@@ -205,9 +206,9 @@ class Keeper:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             live = self.live
-            if live is not None and not live.retired and not live.dead:
+            if live is not None and live.answers:
                 return live
-            if time.monotonic() >= deadline or (live is None and self.held is None):
+            if time.monotonic() >= deadline or live is None:
                 hint = "; ".join(self.problems) or "it is being started: try again in a few seconds"
                 raise MachineNotFit("the model is not loaded", hint=hint)
             await asyncio.sleep(_POLL_S / 5)
@@ -222,7 +223,7 @@ class Keeper:
             for task in (self.starting, *self._draining.values()):
                 if task is not None:
                     task.cancel()
-            await asyncio.gather(*(live.close() for live in (self.live, *self._draining) if live is not None))
+            await asyncio.gather(*(live.close() for live in {self.live, *self._draining} if live is not None))
 
     async def look(self) -> None:
         """Compare what is wanted with what runs, and begin what makes them equal. While the registry can't be read,
@@ -235,13 +236,12 @@ class Keeper:
         # There is no other state than the registry and the running processes, so after a crash of the gateway or of a
         # server the same lines find the difference and mend it.
         wanted, live = self.wanted, self.live
-        if live is not None and (live.dead or wanted.deployment is None or self._must_yield(live)):
+        if live is not None and not live.retired and (live.dead or wanted.deployment is None or self._must_yield(live)):
             self.restarts += live.dead
-            self.live = None
             self._drain(live)
         if wanted.deployment is None:
-            self.held = self.failure = None
-        elif self.live is not None and self.live.deployment.holds(wanted.deployment):
+            self.live = self.failure = None
+        elif live is not None and live.answers and live.deployment.holds(wanted.deployment):
             # Of a start that is not wanted any more: a rollback took it back.
             self.failure = None
         elif self.starting is None and self._may_try(wanted.deployment):
@@ -266,18 +266,19 @@ class Keeper:
             if before is not None and before.deployment == deployment:
                 wait_s = min(2 * before.wait_s, MAX_RETRY_S)
             self.failure = Failure(deployment, str(error), wait_s, time.monotonic() + wait_s)
-            if self.live is None and wait_s > PATIENCE_S:
-                self.held = None
+            if wait_s > PATIENCE_S and not self.ready:
+                self.live = None
             self._route()
             return
         finally:
             self.starting = None
         wanted, blue = self.wanted.deployment, self.live
+        blue = None if blue is None or blue.retired else blue
         if wanted is None or not deployment.holds(wanted) or (blue is not None and blue.deployment.holds(wanted)):
             # What is wanted changed meanwhile.
             self._drain(green)
             return
-        self.live, self.held, self.failure = green, deployment, None
+        self.live, self.failure = green, None
         green.watching = asyncio.create_task(green.watch_health(self.hung_s))
         self._route()
         if blue is not None:
@@ -302,11 +303,10 @@ class Keeper:
 
     def _route(self) -> None:
         """Route to what is held. While a champion is loading, the one before answers."""
-        wanted, held, before = self.wanted, self.held, self.routes.champions
+        wanted, before = self.wanted, self.routes.champions
+        held = None if self.live is None else self.live.deployment
         answering = wanted.labels | set(before.values())  # until the new ones are loaded
         labels = answering & set(held.served) if held is not None else frozenset[str]()
-        if labels != self.routes.labels:
-            self.tell(labels)
         champions = {name: label if label in labels else before.get(name) for name, label in wanted.champions.items()}
         answers_now = {name: label for name, label in champions.items() if label is not None and label in labels}
         base = "" if held is None else held.model

@@ -1,12 +1,13 @@
-"""Which waiting requests may start on a model server: one adapter at a time, the oldest first. Pure: no clock."""
+"""Which waiting requests start on a model server: one adapter at a time, each client in its turn. Pure: no clock."""
 
+import math
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 Key = Hashable
-# A long prompt steps back for short ones this long, and then no longer: a stream of short ones must not starve it.
-LONG_PATIENCE_S = 10.0
+# A long prompt counts as if it came so much later: it steps back for short ones, and no stream of them starves it.
+LONG_STEPS_BACK_S = 10.0
 # How long a client counts as one that asks, after its last request.
 OTHERS_S = 10.0
 
@@ -36,30 +37,30 @@ class Ticket:
 
 @dataclass
 class _Slot:
-    """A slot of the server, and what its prompt cache holds: the last request's adapter, client and session."""
+    """A slot of the server. Its prompt cache holds the tokens of the last request: its adapter, client and session."""
 
     number: int
-    key: Key = None
-    client: str | None = None
-    session: Hashable = None
+    last: tuple[Key, str, Hashable] | None = None
     used: int = 0
     ticket: Ticket | None = None
 
 
 @dataclass
 class Turns:
-    """The slots of one model server, and the requests that wait for them. `key`: the adapter whose turn it is. No turn
-    admits more once somebody has waited longer than `longest_wait_s` for another adapter."""
+    """The slots of one model server, and the requests that wait for them. An adapter admits no more once somebody has
+    waited longer than `longest_wait_s` for another one."""
 
     num_slots: int
     longest_wait_s: float
-    key: Key = None
-    _waiting: list[Ticket] = field(default_factory=list)  # oldest first
+    _waiting: list[Ticket] = field(default_factory=list)
     _slots: list[_Slot] = field(default_factory=list)
     _uses: int = 0
-    _asked_s: dict[str, float] = field(default_factory=dict)  # client -> when it asked last
-    _turn_s: float = 0.0  # when the present turn began
-    _protected_s: float = 0.0  # until when nobody overtakes
+    # When each client asked last, and when a request of it started last.
+    _asked_s: dict[str, float] = field(default_factory=dict)
+    _started_s: dict[str, float] = field(default_factory=dict)
+    # Since when a long prompt is overtaken, and until when it is not overtaken again.
+    _overtaken_s: float = math.inf
+    _protected_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._slots = [_Slot(number) for number in range(self.num_slots)]
@@ -91,80 +92,78 @@ class Turns:
     def start(self, now_s: float) -> list[Ticket]:
         """Return the tickets that start now, each with its slot. Call it after every arrival and every end."""
         started: list[Ticket] = []
-        while self._admits(now_s):
-            free = [slot for slot in self._slots if slot.ticket is None and self._is_before_overtaken(slot)]
-            ticket = self._next(now_s, len(free)) if free else None
-            if ticket is None:
-                break
+        while (ticket := self._next(now_s)) is not None:
             self._waiting.remove(ticket)
-            self._take(ticket, free)
+            self._take(ticket, now_s)
             started.append(ticket)
         return started
 
-    def _admits(self, now_s: float) -> bool:
-        """Return whether the present turn admits a request. Where none holds the turn, the next one may begin."""
-        # llama.cpp never computes two adapters in one batch, so one has the turn and the others wait or are overtaken.
+    def _next(self, now_s: float) -> Ticket | None:
+        """Return the next ticket that may start, if there is one."""
         running = self._running()
-        mine = [ticket for ticket in running if ticket.key == self.key]
-        holds = any(ticket.holds_turn for ticket in mine)
-        overtaken = [(self._turn_s, ticket.key) for ticket in running if ticket.key != self.key]
-        # Beside a long prompt no other one can begin.
-        claims = [(ticket.arrived_s, ticket.key) for ticket in self._waiting if holds or not mine or not ticket.long]
-        others = [(since_s, key) for since_s, key in (*claims, *overtaken) if key != self.key]
-        overdue = [(since_s, key) for since_s, key in others if now_s - since_s > self.longest_wait_s]
-        # Its own requests join while nobody else has waited too long; a stream of them must not starve another adapter.
-        if holds:
-            return not overdue
-        is_needed = any(ticket.key == self.key for ticket in self._waiting)
-        if (mine and now_s < self._protected_s) or not (overdue or (others and not is_needed)):
-            return True
-        self.key, self._turn_s = min(overdue or others, key=lambda claim: claim[0])[1], now_s
-        # Who was overtaken for the longest wait is not overtaken again for as long: a long prompt must end, too.
-        if overdue and any(ticket.key == self.key for ticket in running):
-            self._protected_s = now_s + self.longest_wait_s
-        return True
-
-    def _is_before_overtaken(self, slot: _Slot) -> bool:
-        """Return whether llama.cpp, which takes the lowest busy slot first, computes this slot before the prompts that
-        it overtakes."""
-        return all(slot.number < other.number for other in self._slots if other.ticket and other.ticket.key != self.key)
-
-    def _next(self, now_s: float, num_free: int) -> Ticket | None:
-        """Return the next ticket of the present adapter, if there is one that fits."""
-        running = self._running()
+        # llama.cpp never computes two adapters in one batch: who holds the turn lets others wait, or overtakes.
+        holding = {ticket.key for ticket in running if ticket.holds_turn}
+        self._note_overtaking(now_s, is_overtaking=bool(holding and {ticket.key for ticket in running} - holding))
+        late_s = now_s - self.longest_wait_s
+        # Requests of its own adapter join while nobody else has waited too long: they must not starve another one.
+        claims = [self._overtaken_s, *(each.arrived_s for each in self._waiting if each.key not in holding)]
+        if holding and min(claims) < late_s:
+            return None
         clients = Counter(ticket.client for ticket in running)
-        long = Counter(ticket.client for ticket in running if ticket.long)
-        self._asked_s = {client: at_s for client, at_s in self._asked_s.items() if now_s - at_s < OTHERS_S}
+        may_start = [ticket for ticket in self._waiting if self._may_start(ticket, running, holding, now_s)]
 
-        def may_start(ticket: Ticket) -> bool:
-            if not ticket.long:
-                return True
-            # A quarter of the slots while another client asks: with more, the 99th percentile of fifteen others went
-            # from 1.35 to 4.3 s (tests/serve/test_turns.py). And one slot stays free for a short request.
-            is_alone = not self._asked_s.keys() - {ticket.client}
-            share = self.num_slots if is_alone else max(1, self.num_slots // 4)
-            return (num_free > 1 or self.num_slots == 1) and long[ticket.client] < share
+        def rank(ticket: Ticket) -> tuple[int, float]:
+            # The client with the fewest running requests first, then the one that has waited for longest. One that was
+            # served waits since then: a hundred requests of one client hold up nobody else's, on whatever adapter.
+            since_s = max(ticket.arrived_s, self._started_s.get(ticket.client, 0.0))
+            return clients[ticket.client], since_s + LONG_STEPS_BACK_S * ticket.long
 
-        def rank(ticket: Ticket) -> tuple[int, bool, float]:
-            steps_back = ticket.long and now_s - ticket.arrived_s < LONG_PATIENCE_S
-            # The client with the fewest running requests first: a hundred of one client hold up nobody else's.
-            return clients[ticket.client], steps_back, ticket.arrived_s
+        return min(may_start, key=rank, default=None)
 
-        return min((each for each in self._waiting if each.key == self.key and may_start(each)), key=rank, default=None)
+    def _note_overtaking(self, now_s: float, *, is_overtaking: bool) -> None:
+        if is_overtaking:
+            self._overtaken_s = min(self._overtaken_s, now_s)
+            return
+        # Who was overtaken for the longest wait is not overtaken again for as long: a long prompt must end, too.
+        if now_s - self._overtaken_s > self.longest_wait_s:
+            self._protected_s = now_s + self.longest_wait_s
+        self._overtaken_s = math.inf
 
-    def _take(self, ticket: Ticket, free: list[_Slot]) -> None:
+    def _may_start(self, ticket: Ticket, running: list[Ticket], holding: set[Key], now_s: float) -> bool:
+        others = {other.key for other in running} - {ticket.key}
+        # Beside a long prompt of another adapter no long one can begin, and no short one while that is protected.
+        if not holding <= {ticket.key} or (others and (ticket.long or now_s < self._protected_s)):
+            return False
+        num_free = len(self._free(ticket))
+        if not ticket.long or not num_free:
+            return num_free > 0
+        # A quarter of the slots while another client asks: with more, the 99th percentile of fifteen others went from
+        # 1.35 to 4.3 s (tests/serve/test_turns.py). And one slot stays free for a short request.
+        asked = (at_s for client, at_s in self._asked_s.items() if client != ticket.client)
+        share = max(1, self.num_slots // 4) if now_s - max(asked, default=-math.inf) < OTHERS_S else self.num_slots
+        own = sum(other.long and other.client == ticket.client for other in running)
+        return (num_free > 1 or self.num_slots == 1) and own < share
+
+    def _free(self, ticket: Ticket) -> list[_Slot]:
+        """Return the free slots that llama.cpp, which takes the lowest busy one first, computes before the prompts that
+        the ticket would overtake."""
+        overtaken = [slot.number for slot in self._slots if slot.ticket and slot.ticket.key != ticket.key]
+        return [slot for slot in self._slots if not slot.ticket and slot.number < min(overtaken, default=math.inf)]
+
+    def _take(self, ticket: Ticket, now_s: float) -> None:
         """Give a ticket the slot that holds most of its tokens: its session's, else one of its client and adapter, else
         the one that was not used for longest."""
 
+        own = (ticket.key, ticket.client, ticket.session)
+
         def rank(slot: _Slot) -> tuple[bool, bool, bool, int, int]:
-            is_warm = (slot.key, slot.client) == (ticket.key, ticket.client)
+            is_other = slot.last is not None and slot.last[:2] != own[:2]
             # High slots for long prompts, and never the lowest while another is free: short ones must find it.
             is_needed, place = (slot.number == 0, -slot.number) if ticket.long else (False, slot.number)
-            is_other = not (is_warm and slot.session == ticket.session)
-            return is_needed, is_other, not is_warm and slot.used > 0, slot.used, place
+            return is_needed, slot.last != own, is_other, slot.used, place
 
-        slot = min(free, key=rank)
+        slot = min(self._free(ticket), key=rank)
         self._uses += 1
-        ticket.slot, ticket.warm = slot.number, slot.client == ticket.client
-        slot.client = ticket.client
-        slot.key, slot.session, slot.used, slot.ticket = ticket.key, ticket.session, self._uses, ticket
+        self._started_s[ticket.client] = now_s
+        ticket.slot, ticket.warm = slot.number, slot.last is not None and slot.last[1] == ticket.client
+        slot.last, slot.used, slot.ticket = own, self._uses, ticket

@@ -6,10 +6,9 @@ import json
 import math
 import sqlite3
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Literal
 
 from hivetune.base.database import transaction
@@ -41,19 +40,21 @@ class Counts:
     errors: int = 0
     complaints: int = 0
 
-    def of(self, kind: Kind) -> tuple[int, int]:
-        """Return the looks at answers, and the bad ones among them."""
-        return (self.answers, self.errors) if kind == "errors" else (self.answers + self.complaints, self.complaints)
+    def of(self, kind: Kind, begun: "Counts | None" = None) -> tuple[int, int]:
+        """Return the looks at answers since `begun`, and the bad ones among them."""
+        then = begun or Counts()
+        answers, complaints = self.answers - then.answers, self.complaints - then.complaints
+        return (answers, self.errors - then.errors) if kind == "errors" else (answers + complaints, complaints)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Watched:
     """A watch. `before`: the label of the release that a rollback returns to. `usual`: the rates of bad answers that
-    are still acceptable, frozen when the watch began. `counts`: since then."""
+    are still acceptable, and `begun`: the counts of the watched release, both as they were when the watch began."""
 
     before: str
     usual: Mapping[Kind, float]
-    counts: Counts = field(default_factory=Counts)
+    begun: Counts
 
 
 def evidence(usual: float, answers: int, bad: int) -> float:
@@ -97,9 +98,9 @@ class Watch:
     open_database: Callable[[], sqlite3.Connection]
     tallies: dict[str, Counts] = field(default_factory=dict)
     watches: dict[str, Watched] = field(default_factory=dict)
-    _complained: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    _complained: set[str] = field(default_factory=set)
     _raised: set[str] = field(default_factory=set)
-    _saved: tuple[float, int] = (-math.inf, 0)  # when, and how many answers and complaints there were
+    _saved_s: float = -math.inf
 
     def load(self) -> None:
         """Read the counts and watches that an earlier gateway left."""
@@ -110,23 +111,24 @@ class Watch:
                 kept = json.loads(text)
                 self.tallies[release] = Counts(*kept["all"])
                 if kept["before"]:
-                    self.watches[release] = Watched(kept["before"], kept["usual"], Counts(*kept["since"]))
+                    self.watches[release] = Watched(kept["before"], kept["usual"], Counts(*kept["begun"]))
 
     def save_now_and_then(self, now_s: float) -> None:
         """Save the counts at most every `SAVE_EVERY_S`. `now_s`: monotonic."""
-        answers = sum(tally.answers + tally.complaints for tally in list(self.tallies.values()))
-        if answers != self._saved[1] and now_s - self._saved[0] >= SAVE_EVERY_S:
+        if now_s - self._saved_s >= SAVE_EVERY_S:
             self.save()
-            self._saved = now_s, answers
+            self._saved_s = now_s
 
     def save(self) -> None:
         rows = []
         for label, tally in list(self.tallies.items()):
-            watched = self.watches.get(label, Watched("", {}))
-            kept = {"all": astuple(tally), "since": astuple(watched.counts)}
-            rows.append((label, json.dumps({**kept, "before": watched.before, "usual": watched.usual})))
+            watched = self.watches.get(label, Watched("", {}, Counts()))
+            kept = {"before": watched.before, "usual": watched.usual, "begun": astuple(watched.begun)}
+            rows.append((label, json.dumps({"all": astuple(tally), **kept})))
         with closing(self.open_database()) as database, transaction(database):
-            database.executemany("INSERT OR REPLACE INTO served VALUES (?, ?)", rows)
+            # Only what changed is written, so that a quiet gateway leaves hive.db as it is.
+            change = "ON CONFLICT (release) DO UPDATE SET counts = excluded.counts WHERE counts <> excluded.counts"
+            database.executemany(f"INSERT INTO served VALUES (?, ?) {change}", rows)
 
     def keep(self, due: Mapping[str, str]) -> None:
         """Begin the watches that are due now, label -> the release before it, and end all others. A candidate that is
@@ -137,15 +139,15 @@ class Watch:
         for label, before in due.items():
             if label in self.watches and self.watches[label].before == before:
                 continue
-            tally = self.tallies.setdefault(before, Counts())
-            self.tallies.setdefault(label, Counts())
-            self.watches[label] = Watched(before, {kind: usual_rate(*tally.of(kind)) for kind in FAULTS})
+            of_before, own = (self.tallies.setdefault(each, Counts()) for each in (before, label))
+            usual = {kind: usual_rate(*of_before.of(kind)) for kind in FAULTS}
+            self.watches[label] = Watched(before, usual, replace(own))
 
     def answered(self, label: str, *, error: bool) -> None:
         """Count an answer."""
-        for counts in self._counts_of(label):
-            counts.answers += 1
-            counts.errors += error
+        tally = self.tallies.setdefault(label, Counts())
+        tally.answers += 1
+        tally.errors += error
         if error:
             self._look(label, "errors")
 
@@ -154,24 +156,18 @@ class Watch:
         # The answer counted as good before, so this is one more observation.
         if answer in self._complained:
             return
-        self._complained[answer] = None
-        if len(self._complained) > MAX_COMPLAINTS:
-            self._complained.popitem(last=False)
-        for counts in self._counts_of(label):
-            counts.complaints += 1
+        if len(self._complained) >= MAX_COMPLAINTS:
+            self._complained.clear()
+        self._complained.add(answer)
+        self.tallies.setdefault(label, Counts()).complaints += 1
         self._look(label, "complaints")
-
-    def _counts_of(self, label: str) -> Iterator[Counts]:
-        yield self.tallies.setdefault(label, Counts())
-        if label in self.watches:
-            yield self.watches[label].counts
 
     def _look(self, label: str, kind: Kind) -> None:
         """Ask for a rollback where the alarm is raised."""
         watched = self.watches.get(label)
         if watched is None or label in self._raised:
             return
-        answers, bad = watched.counts.of(kind)
+        answers, bad = self.tallies[label].of(kind, watched.begun)
         usual = watched.usual[kind]
         if not is_raised(usual, answers, bad):
             return
