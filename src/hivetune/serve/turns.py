@@ -107,10 +107,9 @@ class Turns:
         late_s = now_s - self.longest_wait_s
         # Requests of its own adapter join while nobody else has waited too long: they must not starve another one.
         claims = [self._overtaken_s, *(each.arrived_s for each in self._waiting if each.key not in holding)]
-        if holding and min(claims) < late_s:
+        if len(running) == self.num_slots or (holding and min(claims) < late_s):
             return None
         clients = Counter(ticket.client for ticket in running)
-        may_start = [ticket for ticket in self._waiting if self._may_start(ticket, running, holding, now_s)]
 
         def rank(ticket: Ticket) -> tuple[int, float]:
             # The client with the fewest running requests first, then the one that has waited for longest. One that was
@@ -118,7 +117,8 @@ class Turns:
             since_s = max(ticket.arrived_s, self._started_s.get(ticket.client, 0.0))
             return clients[ticket.client], since_s + LONG_STEPS_BACK_S * ticket.long
 
-        return min(may_start, key=rank, default=None)
+        queue = sorted(self._waiting, key=rank)
+        return next((ticket for ticket in queue if self._may_start(ticket, running, holding, now_s)), None)
 
     def _note_overtaking(self, now_s: float, *, is_overtaking: bool) -> None:
         if is_overtaking:
