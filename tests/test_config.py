@@ -98,9 +98,6 @@ def test_a_wrong_setting_of_the_command_line_is_not_blamed_on_the_file(tmp_path:
     assert f"{path}: unknown setting 'epoch', did you mean 'epochs'?" in lines
     assert "--set lerning_rate=1: unknown setting 'lerning_rate', did you mean 'learning_rate'?" in lines
     assert any(line.startswith("--set lora.r=0: 'lora.r'") for line in lines)
-    with pytest.raises(UsageError, match=r"--set batch_size=016:1: 016 is another number in YAML 1\.1") as caught:
-        parse_config(SMALL, "run.yaml", ["batch_size=016"])
-    assert caught.value.hint == "write a number without a leading 0 and colons, a text in quotes"
 
 
 def test_only_settings_that_were_set_are_written_and_read_back_equal() -> None:
@@ -143,16 +140,11 @@ REFUSED_FILES = {
     # YAML would take the last one in silence.
     "twice": (f"{THREE_LINES}lora:\n  r: 8\nmodel: n\n", r"run\.yaml:6: 'model' is set twice, first in line 1"),
     "twice on a line": (f"{THREE_LINES}lora: {{r: 8, r: 16}}\n", "'r' is set twice"),
-    # PyYAML reads 016 as 14 and 1:30 as 90.
-    **{
-        number: (f"{THREE_LINES}batch_size: {number}\n", f"run.yaml:4: {number} is another number in YAML 1.1")
-        for number in ("016", "-010", "1:30")
-    },
 }
 
 
 @pytest.mark.parametrize("name", REFUSED_FILES)
-def test_hostile_and_ambiguous_files_are_refused_in_little_time(tmp_path: Path, name: str) -> None:
+def test_hostile_files_are_refused_in_little_time(tmp_path: Path, name: str) -> None:
     text, message = REFUSED_FILES[name]
     started = time.process_time()
     with pytest.raises(UsageError, match=message):

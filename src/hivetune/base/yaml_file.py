@@ -1,6 +1,5 @@
 """The reader of YAML: limited in bytes and depth, without aliases and repeated keys."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ MAX_YAML_BYTES, MAX_YAML_DEPTH = 1 << 20, 100
 # libyaml's parser where PyYAML was built with it: 1 MiB takes 0.1 s instead of 10 s.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _LOOKS_LIKE = "settings are lines of text such as `name: value`"
-_OTHER_BASE = re.compile(r"[-+]?(0[0-9_]+$|[0-9_]+:)")
 
 
 def read_yaml(path: Path) -> Any:
@@ -32,26 +30,16 @@ def parse_yaml(text: bytes | str, where: str) -> Any:
             node = loader.get_single_node()
             if node is None:
                 return None
-            _refuse_ambiguous(node, where)
+            _refuse_repeated(node, where)
             return loader.construct_document(node)
         finally:
             loader.dispose()
-    except (yaml.YAMLError, ValueError, TypeError) as error:  # ValueError: a date such as 2026-02-30
-        raise _not_yaml(text, where, error) from None
-
-
-def _not_yaml(text: bytes | str, where: str, error: Exception) -> UsageError:
-    if isinstance(error, yaml.reader.ReaderError) and not error.reason.endswith("not allowed"):
-        return UsageError(f"{where} is not UTF-8 text", hint="save it as UTF-8")
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        reason = error.reason if isinstance(error, yaml.reader.ReaderError) else error
-        return UsageError(f"{where} is not YAML: {reason}", hint=_LOOKS_LIKE)
-    number = error.problem_mark.line
-    lines = (text if isinstance(text, str) else text.decode("utf-8", "replace")).splitlines()
-    if number < len(lines) and lines[number].lstrip(" ").startswith("\t"):
-        return UsageError(f"{where}:{number + 1}: the line is indented with a tab", hint="indent with spaces")
-    problem = ", ".join(part for part in (error.context, error.problem) if part)
-    return UsageError(f"{where}:{number + 1} is not YAML: {problem}", hint=_LOOKS_LIKE)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise UsageError(f"{where}{line} is not YAML: {problem}", hint=_LOOKS_LIKE) from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # a date such as 2026-02-30, bytes that are not UTF-8
+        raise UsageError(f"{where} is not YAML: {str(error).splitlines()[0]}", hint=_LOOKS_LIKE) from None
 
 
 def _check_events(text: bytes | str) -> None:
@@ -66,22 +54,15 @@ def _check_events(text: bytes | str) -> None:
             raise ValueError(f"it has the alias *{event.anchor}: write the value again")
 
 
-def _refuse_ambiguous(node: yaml.Node, where: str) -> None:
-    """Raise UsageError for a repeated key, and for a number that two versions of YAML read in two ways."""
-    # YAML 1.1, which PyYAML reads, takes 016 to the base 8 and 1:30 to the base 60.
-    if node.tag.endswith((":int", ":float")) and _OTHER_BASE.match(node.value):
-        raise UsageError(
-            f"{where}:{node.start_mark.line + 1}: {node.value} is another number in YAML 1.1 than in YAML 1.2",
-            hint="write a number without a leading 0 and colons, a text in quotes",
-        )
-    for child in node.value if isinstance(node, yaml.SequenceNode) else ():
-        _refuse_ambiguous(child, where)
+def _refuse_repeated(node: yaml.Node, where: str) -> None:
+    """Raise UsageError for a repeated key, of which YAML would use the last one in silence."""
     lines: dict[str, int] = {}
-    for key, child in node.value if isinstance(node, yaml.MappingNode) else ():
+    for child in node.value if isinstance(node, yaml.CollectionNode) else ():
+        key, value = child if isinstance(node, yaml.MappingNode) else (None, child)
         if isinstance(key, yaml.ScalarNode):
             line = key.start_mark.line + 1
-            if key.value in lines:  # YAML would use the last one in silence
+            if key.value in lines:
                 twice = f"{where}:{line}: {key.value!r} is set twice, first in line {lines[key.value]}"
                 raise UsageError(twice, hint="keep one of the two")
             lines[key.value] = line
-        _refuse_ambiguous(child, where)
+        _refuse_repeated(value, where)

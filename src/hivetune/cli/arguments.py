@@ -1,4 +1,4 @@
-"""The vocabulary of arguments and options, each declared once, with its completion; and the settings they lead to."""
+"""The vocabulary of arguments and options, each declared once; and the settings they lead to."""
 
 import json
 from collections.abc import Sequence
@@ -7,46 +7,14 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from hivetune.base.database import home_as_it_is
 from hivetune.base.paths import quoted
 from hivetune.cli.output import progress, say
-from hivetune.config import RunConfig, known_settings, load_config, parse_config
+from hivetune.config import RunConfig, load_config, parse_config
 from hivetune.data.columns import FIELDS
 from hivetune.data.files.find import check_storable, names_rows
 from hivetune.data.mapping import parse_columns
 from hivetune.errors import UsageError
-from hivetune.models.prepared import PACKAGED, TemplateArguments, fetch_model, prepared_names
-from hivetune.release.registry import releases
-from hivetune.run.status import LAST, run_folders
-
-# Completions; typer keeps those that begin with what was typed.
-
-
-def complete_run() -> list[str]:
-    """Return the names of runs."""
-    return [LAST, *(run.name for run in run_folders())]
-
-
-def complete_setting(incomplete: str) -> list[str]:
-    """Return `a.b=` for each setting, and after the equals sign the values of a setting that has few."""
-    completions = []
-    for setting in known_settings():
-        values = setting.choices if incomplete.startswith(f"{setting.key}=") else ("",)  # a shell cuts words at "="
-        completions += [f"{setting.key}={value}" for value in values]
-    return completions
-
-
-def complete_model() -> list[str]:
-    """Return the models on this machine."""
-    return list(dict.fromkeys((*PACKAGED, *prepared_names())))
-
-
-def complete_release() -> list[str]:
-    """Return NAME and NAME@VERSION of each release."""
-    with home_as_it_is() as database:  # a Tab key makes no home
-        all_releases = releases(database)
-    return [*dict.fromkeys(release.name for release in all_releases), *(release.label for release in all_releases)]
-
+from hivetune.models.prepared import TemplateArguments, fetch_model
 
 _COLUMNS_HELP = (
     "Map your columns: prompt=question,completion=reply. Join several with +: prompt=title+body. "
@@ -55,24 +23,20 @@ _COLUMNS_HELP = (
 _MODEL_HELP = "Train this model; CONFIG is then a file of rows."
 _RELEASE_HELP = "A release: NAME, NAME@3 or NAME@candidate."
 
-RunArgument = Annotated[
-    str, Argument(metavar="RUN", help="Name or folder of a run, or 'last'.", autocompletion=complete_run)
-]
+RunArgument = Annotated[str, Argument(metavar="RUN", help="Name or folder of a run, or 'last'.")]
 ConfigArgument = Annotated[
     str, Argument(metavar="CONFIG", help="YAML config, or a file of rows together with --model.")
 ]
-ModelOption = Annotated[
-    str | None, Option("--model", "-m", metavar="M", help=_MODEL_HELP, autocompletion=complete_model)
-]
+ModelOption = Annotated[str | None, Option("--model", "-m", metavar="M", help=_MODEL_HELP)]
 SetOption = Annotated[
     list[str] | None,
-    Option("--set", metavar="A.B=C", help="Override a setting of the config.", autocompletion=complete_setting),
+    Option("--set", metavar="A.B=C", help="Override a setting of the config."),
 ]
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="FIELD=COLUMN,...", help=_COLUMNS_HELP)]
 IgnoreOption = Annotated[
     str | None, Option("--ignore", metavar="A,B,...", help="Columns that are not read on purpose.")
 ]
-ReleaseArgument = Annotated[str, Argument(metavar="NAME@VERSION", help=_RELEASE_HELP, autocompletion=complete_release)]
+ReleaseArgument = Annotated[str, Argument(metavar="NAME@VERSION", help=_RELEASE_HELP)]
 ReasonOption = Annotated[str, Option("--reason", help="Reason, kept in the history.")]
 CaptureOption = Annotated[bool, Option("--capture", help="Save prompts and answers in the store.")]
 ThreadsOption = Annotated[int | None, Option(min=1, help="Number of CPU threads.")]

@@ -16,7 +16,7 @@ from typer import Argument, Exit, Option
 from hivetune import __version__
 from hivetune.base.disk import files_to_write, home, size_of, write_atomic
 from hivetune.base.paths import quoted, real_path, spelled
-from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, as_overrides, complete_model, model_folder
+from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, as_overrides, model_folder
 from hivetune.cli.output import Note, Table, answer, duration, facts, parts, present, progress, say, show, size
 from hivetune.config import RunConfig, load_config, written_settings
 from hivetune.data.files.find import refuse_read_once
@@ -41,9 +41,7 @@ ENV_HELP = "Print the environment variables that this card needs, for a shell."
 
 def init(
     rows: Annotated[list[str] | None, Argument(metavar="ROWS", help="Files of rows; default: the store.")] = None,
-    model: Annotated[
-        str | None, Option("--model", "-m", metavar="M", help=MODEL_HELP, autocompletion=complete_model)
-    ] = None,
+    model: Annotated[str | None, Option("--model", "-m", metavar="M", help=MODEL_HELP)] = None,
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,
     overrides: SetOption = None,

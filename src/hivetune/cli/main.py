@@ -78,17 +78,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
     },
 }
 COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}
-# What a stopped command leaves, where the command does not print that itself.
-LEFT_BEHIND = {
-    **dict.fromkeys(("demo", "train", "cycle"), "finished steps are kept; the same command continues"),
-    "fetch": "the model is not ready; downloaded files are kept, and the same command continues",
-    "check": "nothing was written",
-    "synth": "no file was written",
-    "bench": "nothing was kept",
-    "eval": "no new eval.json was written, an earlier one is kept; the same command continues",
-    "compare": "finished answers are kept; the same command continues",
-    "export": "no partial file is left, an earlier export is kept; the same command starts again",
-}
+# Stopped, these continue where they were; the others start again.
+CONTINUES = frozenset({"demo", "fetch", "train", "eval", "compare", "cycle"})
 EXIT_CODES = (
     "Exit codes: 0 success, 1 unexpected error, 2 wrong usage or config, 3 data refused, 4 machine unsuitable, "
     "5 does not fit, 6 the verdict is not deploy, 7 recovery failed, 75 busy, 130 or 143 stopped by a signal "
@@ -102,10 +93,6 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
     settle_encodings()  # before anything is said
-    completes = "_HIVETUNE_COMPLETE" in os.environ
-    if completes:  # a shell completes; bash and the others use different variables
-        line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
-        arguments = line.split()[1:]
     arguments = arguments or ["status"]  # the one screen
     name = arguments[0] if arguments[0] in COMMANDS else ""
     try:
@@ -113,7 +100,7 @@ def main() -> None:
         take_stops(_stop, (signal.SIGTERM, signal.SIGHUP))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # start.py waits
         try:
-            sys.exit(_app(name)(args=arguments, prog_name="hivetune", standalone_mode=completes))
+            sys.exit(_app(name)(args=arguments, prog_name="hivetune", standalone_mode=False))
         finally:
             _flush()
     except _Signalled as signalled:
@@ -129,9 +116,9 @@ def main() -> None:
 
 
 def _fail(error: HivetuneError, name: str) -> NoReturn:
-    """Print the error of a command, and exit. A stop without a hint of its own says what is left behind."""
-    if isinstance(error, Stopped):
-        hint = error.hint or LEFT_BEHIND.get(name, "")
+    """Print the error of a command, and exit."""
+    if isinstance(error, Stopped) and name in CONTINUES and not error.hint:
+        hint = "finished work is kept; the same command continues"
         error = Stopped(error.message, signal_number=error.signal_number, hint=hint)
     say(f"hivetune: {error}", style="red")
     try:
@@ -177,7 +164,7 @@ def _app(current: str) -> typer.Typer:
     """Return the commands as typer knows them; only the module of `current` is imported."""
     app = typer.Typer(
         cls=_Root,
-        add_completion=not MODE.json,
+        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
-from hivetune.cli.arguments import ReasonOption, ReleaseArgument, RunArgument, complete_release
+from hivetune.cli.arguments import ReasonOption, ReleaseArgument, RunArgument
 from hivetune.cli.output import Note, Table, answer, facts, moment, parts, progress, say, show, size
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins
@@ -90,7 +90,7 @@ def _after_register(release: Release, run: str, judgement: dict[str, Any] | None
 def releases(
     release: Annotated[
         str | None,
-        Argument(metavar="NAME@VERSION", help="Explain it; default: list all.", autocompletion=complete_release),
+        Argument(metavar="NAME@VERSION", help="Explain it; default: list all."),
     ] = None,
     retire: Annotated[str | None, Option(metavar="NAME@VERSION", help="Take this champion out of service.")] = None,
     reason: ReasonOption = "",

@@ -52,7 +52,7 @@ def plan(
     config: ConfigArgument,
     model: Annotated[
         list[str] | None,
-        Option("--model", "-m", metavar="M", help=MODELS_HELP, autocompletion=arguments.complete_model),
+        Option("--model", "-m", metavar="M", help=MODELS_HELP),
     ] = None,
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,
@@ -254,9 +254,7 @@ def bench(
     overrides: SetOption = None,
     over: Annotated[
         list[str] | None,
-        Option(
-            metavar="KEY=A,B", help="Run once per value of this setting.", autocompletion=arguments.complete_setting
-        ),
+        Option(metavar="KEY=A,B", help="Run once per value of this setting."),
     ] = None,
     repeat: Annotated[int, Option(min=1, help="Runs of each combination, each with a seed of its own.")] = 1,
 ) -> None:
