@@ -22,6 +22,7 @@ ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
 @pytest.mark.parametrize("stem", ["base", "x" * 200, "a" * 63 + " b", "日本", "Größe & co", "-x-"])
 def test_the_release_of_a_config_can_be_registered(stem: str) -> None:
     assert check_release_name(_release_name(stem))
+    assert _release_name("Tickets März") == "tickets-marz"
 
 
 def test_no_config_is_written_for_rows_that_are_all_held_out(tmp_path: Path) -> None:
@@ -47,11 +48,12 @@ def test_the_likeliest_mapping_is_proposed_unless_other_files_need_none(
     """A mapping holds for all files: one for a stray file rejected all rows of the others."""
     topics = ("parcel", "letter", "crate", "barrel")
     rows = [{"wish": f"Where is the {t}?", "told": f"In Bonn, {t}.", "more": f"Our {t}."} for t in topics]
+    rows[0]["seldom"] = "a column that most rows lack is left out too"
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = RunConfig(model="m", data=DataConfig(path=str(tmp_path)))
     assert possible_columns(config) == {"prompt": "wish", "completion": "told"}
     told = capsys.readouterr()
-    assert "prompt=wish,completion=told   left out: more" in told.out and "--columns MAPPING" in told.err
+    assert "prompt=wish,completion=told   left out: more, seldom" in told.out and "--columns MAPPING" in told.err
     mapped = config.model_copy(update={"data": DataConfig(path=str(tmp_path), columns={"prompt": "wish"})})
     assert possible_columns(mapped) is None
     (tmp_path / "good.jsonl").write_text(ROW)

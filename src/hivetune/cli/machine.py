@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import time
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,6 +126,7 @@ def _config_text(proposal: Proposal, sources: str, path: Path, *, confirmed: boo
         paths=_relative_paths(path.parent, settings.data.path),
         release=settings.cycle.name or _release_name(path.stem),
         sources=sources,
+        file=quoted(path),
         train=f"hivetune train {quoted(path)}",
         confirmed=confirmed,
     )
@@ -132,7 +134,8 @@ def _config_text(proposal: Proposal, sources: str, path: Path, *, confirmed: boo
 
 def _release_name(text: str) -> str:
     """Return a name that a release can have, from the name of a file."""
-    name = re.sub(r"[^a-z0-9]+", "-", text.lower())[:MAX_NAME_LENGTH].strip("-")
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    name = re.sub(r"[^a-z0-9]+", "-", plain)[:MAX_NAME_LENGTH].strip("-")
     return "model" if not name or name in RESERVED else name
 
 

@@ -223,6 +223,13 @@ def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
     return None
 
 
+def half_mapped(row: Row, columns: Mapping[str, str]) -> RowRefused:
+    """Return why a row of which all mapped columns are there still has no question and answer."""
+    others = ", ".join(name for name in list(row)[:_MAX_NAMED] if name not in columns.values()) or "none"
+    half = f"the mapping {write_columns(columns)} needs prompt and completion, or messages"
+    return RowRefused("unknown-layout", f"{half}; other columns: {others}")
+
+
 def missing_fields(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
     """Return the fields whose column a row does not have, with or without a value."""
     sides = ((field, named_in(row, field, column)) for field, column in sides_of(columns).items())

@@ -10,7 +10,7 @@ from typing import Any
 from hivetune.data.columns import extract
 from hivetune.data.formats import claude_code, codex, format_named, read_conversation
 from hivetune.data.judged import TwoAnswers, only_last_answer, read_corrected, read_preference
-from hivetune.data.mapping import is_turn_table, map_columns, maps_content, missing_column, missing_fields
+from hivetune.data.mapping import half_mapped, is_turn_table, map_columns, maps_content, missing_column, missing_fields
 from hivetune.data.pieces.answers import refuse_cut_row, refuse_pieces
 from hivetune.data.pieces.format import Conversation
 from hivetune.data.pieces.rendered import with_thoughts_apart
@@ -151,11 +151,11 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         if refused.reason != "unknown-layout":
             raise
         if maps_content(columns):
-            raise missing_column(whole, columns) or refused from None
+            raise missing_column(whole, columns) or half_mapped(whole, columns) from None
         if raw.file is None or not raw.file.line:
             raise
         # The mapping that fits the whole file goes before one for this row.
-        raise RowRefused(refused.reason, f"{refused.hint.partition('; map yours')[0]}: {raw.file.line}") from None
+        raise RowRefused(refused.reason, f"{refused.hint.partition('; map yours')[0]}; {raw.file.line}") from None
     if raw.file is not None and raw.file.telling and is_table(conversation, columns):
         raise RowRefused("unread-column", raw.file.telling)
     if changed or _WRITTEN_NUL in text:

@@ -145,7 +145,10 @@ _REJECT = {
 # The row is intact, but left out by a setting:
 _SET_ASIDE = {
     # By policy
-    "filtered": ("the row does not match `where` in data.columns", "nothing to do"),
+    "filtered": (
+        "the row does not match `where` in data.columns, or the named assistant says nothing in it",
+        "nothing to do",
+    ),
     "failed": (
         "the row's success is false, or its feedback is negative",
         "set learn.use: [sft, failures] to learn from it as a bad answer",

@@ -134,20 +134,25 @@ def _tried(records: Sequence[Row], columns: dict[str, str]) -> Suggestion | None
         shown.append(("\n".join(questions), conversation.messages[-1].content))
     if len(shown) < READ_SHARE * max(1, len(talks)) or not any(answer.strip() for _, answer in shown[:SHOWN_ROWS]):
         return None
-    left_out = tuple(path for path in _texts(rows) if path not in columns.values())
+    left_out = tuple(path for path in _texts(rows, 0) if path not in columns.values())
     return Suggestion(columns, tuple(shown[:SHOWN_ROWS]), left_out, len(shown))
 
 
-def _texts(rows: Sequence[Row]) -> Texts:
-    """Return the paths of texts that most rows have, each with its values, in the order of the first rows."""
+def _texts(rows: Sequence[Row], share: float = READ_SHARE) -> Texts:
+    """Return the paths of texts that this share of the rows has, each with its values, in the order of the first rows.
+
+    A column that most rows lack can't be half of a mapping.
+    """
     values: Texts = {}
     for row in rows:
         for path, value in _paths(row):
             if isinstance(value, str | bool) and str(value).strip():  # what is true or false can say who speaks
                 values.setdefault(path, []).append(str(value))
-    # A column that most rows lack can't be half of a mapping.
-    usual = READ_SHARE * len(rows)
-    return {path: texts for path, texts in values.items() if len(texts) >= usual and plain_name(path) not in FACTS}
+    return {
+        path: texts
+        for path, texts in values.items()
+        if len(texts) >= share * len(rows) and plain_name(path) not in FACTS
+    }
 
 
 def _paths(row: Row, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

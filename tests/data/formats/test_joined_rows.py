@@ -71,7 +71,9 @@ def test_a_channel_of_slack_is_read_as_one(export: Path) -> None:
     assert places[0] == f"{export}/help/2026-01-05.json:2"
     assert places[2].startswith(f"{export}/help/2026-01-06.json:")
     assert check(DataConfig(path=str(export), columns=COLUMNS)).document["usable"] == 4
-    assert check(DataConfig(path=str(export))).document["problems"][0]["hint"].endswith("assistant=Ben Berg")
+    assert (
+        check(DataConfig(path=str(export))).document["problems"][0]["hint"].endswith("--columns 'assistant=Ben Berg'")
+    )
 
 
 def test_the_days_of_a_channel_that_were_copied_alone(export: Path) -> None:
@@ -104,13 +106,20 @@ def test_a_table_of_turns_by_a_mapping(suffix: str, tmp_path: Path) -> None:
         ("2", [("user", "How much?"), ("assistant", "Two.")]),
     ]
     document = check(DataConfig(path=str(path), columns={**columns, "where": "team=sales"})).document
-    assert (document["rows_in"], document["usable"], document["set_aside"]) == (3, 1, {"filtered": 1})
+    assert (document["rows_in"], document["usable"], document["set_aside"]) == (3, 1, {"filtered": 2})
     [understood] = check(DataConfig(path=str(path), columns=columns)).document["understood"][str(path)]
     assert [(column["column"], column["distinct"]) for column in understood["not_read"]] == [("team", 2)]
     with pytest.raises(UsageError, match="no row has a column 'teem'"):
         check(DataConfig(path=str(path), columns={**columns, "where": "teem=sales"}))
     unnamed = {key: value for key, value in columns.items() if key != "assistant"}
     assert said(path, unnamed) == ["who-answers", "who-answers"]
+
+
+def test_threads_without_the_one_who_answers_refuse_no_export(export: Path) -> None:
+    """The named person answers in few threads of a channel: the others were rejected, and with them the export."""
+    document = check(DataConfig(path=str(export), columns={"assistant": "Ben"})).document
+    assert document["set_aside"] == {"filtered": document["rows_in"]}
+    assert document["problems"][0]["hint"] == "'Ben' says nothing here; 'Ben Berg' does"
 
 
 def test_a_row_of_a_table_of_turns_without_a_session_is_refused(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ def test_calls_that_a_template_drops_are_not_trained_as_empty_answers(tmp_path: 
     """SmolLM2's template is this one: 132 of 258 rows of a published tool data set became empty answers."""
     renderer = load_renderer(make_model(tmp_path, CHATML))
     asked = user("Weather in Köln?")
-    assert "tool call of message 2" in refusal(renderer, asked, answer("", call(1, city="Köln")))
-    assert "tool call of message 2" in refusal(renderer, *CHATS["tools"])
-    assert "tools ('get_weather')" in refusal(renderer, asked, answer("Rain."), tools=(TOOL,))
-    assert "reasoning of message 2" in refusal(renderer, asked, answer("Rain.", reasoning="It is autumn."))
+    assert "place for tool calls" in refusal(renderer, asked, answer("", call(1, city="Köln")))
+    assert "place for tool calls" in refusal(renderer, *CHATS["tools"])
+    assert "place for tools" in refusal(renderer, asked, answer("Rain."), tools=(TOOL,))
+    assert "place for reasoning" in refusal(renderer, asked, answer("Rain.", reasoning="It is autumn."))
 
 
 def test_calls_that_are_only_read_must_be_in_the_prompt_too(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+from data.models import make_model
 
 from hivetune.base.database import open_database
 from hivetune.config import DataConfig, parse_config
-from hivetune.errors import UsageError
+from hivetune.errors import DataRefused, UsageError
 from hivetune.train.plan.run import count_rows, rows_to_train
 
 TEXT = "The 5:42 train to Basel leaves from platform 7 today. "
@@ -69,6 +70,15 @@ def test_what_cannot_be_counted_is_asked_for(tmp_path: Path) -> None:
         count_rows(DataConfig(path="store"))
     with pytest.raises(UsageError, match="read once, by the training itself"):
         rows_to_train(parse_config({"model": "m", "data": {"path": "-"}}), None)
+
+
+def test_rows_of_unknown_layout_name_the_mapping_as_training_does(tmp_path: Path) -> None:
+    rows = [{"frage": f"Wo ist {n}?", "antwort": f"In {n}."} for n in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = parse_config({"model": "m", "data": {"path": str(tmp_path / "rows.jsonl")}})
+    with pytest.raises(DataRefused) as refused:
+        rows_to_train(config, make_model(tmp_path / "model"))
+    assert "--columns prompt=frage,completion=antwort" in refused.value.hint
 
 
 def test_the_store_is_counted(tmp_path: Path) -> None:

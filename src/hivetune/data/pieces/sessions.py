@@ -2,10 +2,12 @@
 left out and what is missing is said. Help desks keep messages as HTML.
 """
 
+import difflib
 import html
 import itertools
 import json
 import re
+import shlex
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -187,15 +189,20 @@ def read_session(row: Row) -> Conversation:
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     """Return turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. Raise
-    RowRefused: who-answers.
+    RowRefused: who-answers, where nobody is named; filtered, where the named one says nothing.
     """
     said = [str(turn["speaker"]) for turn in turns if isinstance(turn, dict) and "speaker" in turn]
     if not said:
         return turns
     speakers = Counter(said)
-    if assistant not in speakers:
+    if assistant is None:
         named = ", ".join(f"{name} ({count})" for name, count in speakers.most_common(_MAX_NAMED))
-        raise RowRefused("who-answers", f"{named}: say who answers, as in --columns assistant={likely_answers(said)}")
+        example = shlex.quote(f"assistant={likely_answers(said)}")
+        raise RowRefused("who-answers", f"{named}: say who answers, as in --columns {example}")
+    if assistant not in speakers:
+        # A first name alone is meant as often as it is misspelt: "Ben" is 0.55 like "Ben Osei".
+        near = difflib.get_close_matches(str(assistant), speakers, 1, cutoff=0.5)
+        raise RowRefused("filtered", f"{assistant!r} says nothing here" + (f"; {near[0]!r} does" if near else ""))
     with_role: list[Any] = []
     for turn in turns:
         if isinstance(turn, dict) and "speaker" in turn:

@@ -65,7 +65,7 @@ class Report:
             hint = f"{spelled(first[top]['source'])}: {first[top]['hint']}"
         suggested: dict[str, str] | None = next(iter(self.document["unclear"].values()), None)
         if suggested and "--columns" not in hint:
-            hint = f"{hint}; if it is right: {suggested['line']}"
+            hint = f"{hint}; if this mapping is right: {suggested['line']}"
         if self.usable == 0:
             raise DataRefused(f"none of {self.rows_in:,} rows is usable, {why}", hint=hint)
         if (count := sum(rejected.values())) > max_rejected * self.rows_in:

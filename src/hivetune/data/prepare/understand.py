@@ -100,7 +100,7 @@ def understand(
                 is_unknown = not maps_content(columns) and unknown > UNKNOWN_SHARE * len(records)
                 if is_unknown and (line := suggest(records[:SUGGESTED_FROM_ROWS])) is not None:
                     unclear[source.name] = _suggestion(line)
-                    source = replace(source, line=f"if it is right, read it with {line.option}")
+                    source = replace(source, line=f"if this mapping is right, read the file with {line.option}")
                 source = replace(source, telling=_why_refused(rows, columns, ignore))
             formats[source.name] = _formats(rows, ignore, source.inside)
         sources.append(source)

@@ -26,9 +26,9 @@ _SHOWN_CHARS = 40
 _CLOSING = re.compile(r"\A\s*</(?>[a-z_:]*?think)[a-z_:]*+>\s*")
 # Small models whose templates write what others leave out.
 _WRITTEN_BY = {
-    "tool call": "Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B",
-    "tool": "Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B",
-    "reasoning": "Qwen/Qwen3-0.6B",
+    "tool call": ("tool calls", "Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B"),
+    "tool": ("tools", "Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B"),
+    "reasoning": ("reasoning", "Qwen/Qwen3-0.6B"),
 }
 
 
@@ -280,9 +280,8 @@ def _last_end(text: str, tokens: Sequence[str], start: int = 0) -> int:
 
 def _left_out(part: Part) -> str:
     shown = repr(part.value.strip()[:_SHOWN_CHARS])
-    hint = f"the template leaves out the {part.name} of message {part.message + 1} ({shown})"
-    if part.message < 0:
-        hint = f"the template does not write the tools ({shown})"
     if part.name in _WRITTEN_BY:
-        hint += f"; take a model whose template has it (--model), such as {_WRITTEN_BY[part.name]}"
-    return hint
+        # Without the place in the row, so that all rows with this remedy are one line of the report.
+        name, models = _WRITTEN_BY[part.name]
+        return f"the template has no place for {name}; take a model whose template has one (--model), such as {models}"
+    return f"the template leaves out the {part.name} of message {part.message + 1} ({shown})"

@@ -283,9 +283,10 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
     # Lines a second, less the share that is held out.
     size_bytes = sum(map(os.path.getsize, files)) + (stored_bytes() if "store" in find_sources(data.path) else 0)
     if model_folder is not None and size_bytes <= CHECKED_BYTES:
-        report = check(data, model_folder=model_folder, max_length=config.max_length, learn=config.learn).document
-        if report["splits"]["train"]:
-            return checked_rows(report)
+        checked = check(data, model_folder=model_folder, max_length=config.max_length, learn=config.learn)
+        if checked.document["splits"]["train"]:
+            return checked_rows(checked.document)
+        checked.refuse(1.0)  # which names the rows and the remedy, as `train` does
     return count_rows(data)
 
 
