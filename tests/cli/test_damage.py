@@ -207,20 +207,3 @@ def test_a_list_of_runs_does_not_die_of_one(
     done = ask(home, ["runs", "--json"], monkeypatch)
     listed = {entry["run"]: entry for entry in json.loads(done.stdout)["runs"]}
     assert done.returncode == 0 and listed[str(home / "other")]["state"] == "done"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_a_home_that_can_only_be_read_can_be_looked_at(
-    whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = fresh(whole)
-    if subprocess.run(["mount", "--bind", home, home], capture_output=True, check=False).returncode != 0:
-        pytest.skip("no mounts here")
-    try:
-        subprocess.run(["mount", "-o", "remount,ro,bind", home], check=True)
-        asked = {command[0]: ask(home, command, monkeypatch) for command in COMMANDS}
-    finally:
-        subprocess.run(["umount", "--lazy", home], check=True)
-    assert {asked[name].returncode for name in ("runs", "show", "stop", "releases")} == {0}
-    assert {asked[name].returncode for name in ("export",)} == {2}
-    assert any("Read-only file system" in done.stderr for done in asked.values())

@@ -32,7 +32,7 @@ def database_path() -> Path:
 
 
 def open_database(path: Path | None = None) -> sqlite3.Connection:
-    """Open `hive.db`, and make it where there is none; on a read-only file system it is read-only.
+    """Open `hive.db`, and make it where there is none.
 
     Raise UsageError if another version of Hivetune wrote it, or if it is damaged.
     """
@@ -75,24 +75,14 @@ def open_to_read(path: Path | str, *, finished: bool = False) -> sqlite3.Connect
     return sqlite3.connect(address, uri=True, timeout=30, isolation_level=None)
 
 
-def is_read_only(path: Path) -> bool:
-    """Return whether a database's folder can't be written, where SQLite has no place for the index of its log."""
-    return not os.access(path.parent, os.W_OK)
-
-
 def _connect(path: Path, *pragmas: str) -> sqlite3.Connection:
-    read_only = is_read_only(path)
-    if read_only:
-        database = open_to_read(path, finished=True)
-    else:
-        database = sqlite3.connect(path, timeout=30, isolation_level=None)
+    database = sqlite3.connect(path, timeout=30, isolation_level=None)
     try:
         for pragma in pragmas:
             database.execute(pragma)
         _check(database, path)
-        if not read_only:
-            database.execute("PRAGMA synchronous=FULL")
-            database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        database.execute("PRAGMA journal_mode=WAL")
     except BaseException:
         database.close()
         raise

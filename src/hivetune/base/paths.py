@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import shlex
-import shutil
 import sys
 from importlib import metadata
 from importlib.util import find_spec
@@ -53,9 +52,6 @@ ROOT = Path(__file__).parents[3]
 def pip_install(python: str | None = None) -> str:
     """Return the beginning of a command that installs packages for this Python, or for another."""
     # The `pip` on PATH may be that of another environment, and an environment that uv made has none.
-    pip = shutil.which("pip")
-    if python is None and pip is not None and Path(pip).parent == Path(sys.executable).parent:
-        return "pip install"
     if python is None and find_spec("pip") is None:
         return f"uv pip install --python {quoted(sys.executable)}"
     return f"{quoted(python or sys.executable)} -m pip install"
@@ -64,11 +60,11 @@ def pip_install(python: str | None = None) -> str:
 def uv_install(options: str) -> str:
     """Return the command that installs packages for this Python with uv, which chooses the build of torch."""
     pip, python = pip_install(), quoted(sys.executable)
-    if pip.startswith("uv "):
-        return f"{pip} {options}"
-    if pip == "pip install":
-        return f"pip install uv && uv pip install {options}"
-    return f"{pip} uv && {python} -m uv pip install --python {python} {options}"
+    return (
+        f"{pip} {options}"
+        if pip[:3] == "uv "
+        else f"{pip} uv && {python} -m uv pip install --python {python} {options}"
+    )
 
 
 def install_command(extra: str, python: str | None = None) -> str:

@@ -324,9 +324,7 @@ def progress(label: str, unit: str = "") -> Iterator[Report]:
 def plain_progress(label: str, unit: str) -> Report:
     """Return a callback that prints a line about every ten seconds."""
     started = last = time.monotonic()
-    # Time of the first report with this total, items done by then, and the total. The time left is counted from there,
-    # since models are loaded before the first item.
-    first = (started, 0, -1)
+    first = (started, 0, -1)  # when an item of this total was first done, since models are loaded before; items, total
 
     def report(done: int, total: int | None, note: str = "") -> None:
         nonlocal last, first
@@ -338,9 +336,8 @@ def plain_progress(label: str, unit: str) -> Report:
             return
         last = now
         told = [f"{done:,}{f' of {total:,}' if total else ''} {unit}" if unit else f"{duration(now - started)} so far"]
-        new = done - first[1]
-        if total and 0 < new < total - first[1]:
-            told.append(f"{duration((now - first[0]) / new * (total - done))} left")
+        if total and first[1] < done < total and first[2] == total:
+            told.append(f"{duration((now - first[0]) / (done - first[1]) * (total - done))} left")
         say(f"{label}: {', '.join([*told, *filter(None, [note])])}")
 
     return report

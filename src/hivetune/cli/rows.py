@@ -92,17 +92,15 @@ def _teller(follow: bool) -> Callable[[Collected], None]:
 
     def tell(collected: Collected) -> None:
         nonlocal last, counted
-        new = [note for reader in list(collected.readers) for note in list(reader.notes) if note not in told]
-        told.update(new)
-        for note in new:
+        for note in [note for reader in list(collected.readers) for note in list(reader.notes) if note not in told]:
+            told.add(note)
             say(f"note: {note}")
         total = parts(collected.total(), COUNTS)
-        if time.monotonic() - last < every_s or total["delivered"] == counted:
-            return
-        last, counted = time.monotonic(), total["delivered"]
-        if follow:
-            output.emit({"event": "progress", **total})
-        say(value_text("", total))
+        if time.monotonic() - last >= every_s and total["delivered"] != counted:
+            last, counted = time.monotonic(), total["delivered"]
+            say(value_text("", total))
+            if follow:
+                output.emit({"event": "progress", **total})
 
     return tell
 

@@ -11,10 +11,9 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from hivetune.base.database import is_read_only, open_to_read
+from hivetune.base.database import open_to_read
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.files.unpack import package, read_blocks
 from hivetune.data.formats import format_of_file, joins_rows, rows_inside, rows_of_file, slack
@@ -356,7 +355,7 @@ def _has_no_rows(document: str) -> bool:
 
 
 def _store_rows(source: Source) -> Iterator[RawRow]:
-    with closing(open_to_read(source.path, finished=is_read_only(Path(source.path)))) as database:
+    with closing(open_to_read(source.path)) as database:
         # Invalid UTF-8, as from a flipped bit, refuses only its row, and not the whole query.
         database.text_factory = lambda content: content.decode("utf-8", "backslashreplace")
         columns = ("id", "source", "row", *STORE_COLUMNS)
