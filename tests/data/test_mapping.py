@@ -57,10 +57,18 @@ def test_rows_inside_of_records_need_no_other_column(tmp_path: Path) -> None:
     "name", ["Frage, kurz", "Ann's text", 'Ben\'s "reply"', "it [reply", "a=b", "c:\\d", "two\nlines", "a+b"]
 )
 def test_any_name_of_a_column_can_be_written(name: str) -> None:
-    columns = {"prompt": name, "completion": "thread[0].body", "where": "state=open", "system": "'Don\\'t guess, ask.'"}
+    name_written = json.dumps(name) if "+" in name else name  # a+b are two columns
+    columns = {
+        "prompt": name_written,
+        "completion": "thread[0].body",
+        "where": "state=open",
+        "system": "'Don\\'t, ask.'",
+    }
     assert parse_columns(write_columns(columns)) == columns
     row = {name: "Where is it?", "told": "In Bonn."}
-    example = read_example(RawRow("a:1", json.dumps(row).encode()), {"prompt": name, "completion": "told"}).example
+    example = read_example(
+        RawRow("a:1", json.dumps(row).encode()), {"prompt": name_written, "completion": "told"}
+    ).example
     assert [message.content for message in example.messages] == ["Where is it?", "In Bonn."]
 
 
@@ -158,31 +166,11 @@ def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
             {"prompt": "subject", "completion": "resolution"},
         ),
         (
-            [{"talk": [{"who": "Ana", "words": f"Where is {n}?"}, {"who": "Ben", "words": "Ah."}]} for n in range(6)],
-            {"messages": "talk", "role": "who", "text": "words", "assistant": "Ben"},
-        ),
-        (
-            [
-                {
-                    "talk": [
-                        {"who": w, "at": f"17000{n}0{k}", "text": ["a", {"text": "b"}] if k == 1 else f"{w} {n}"}
-                        for k, w in enumerate("ABAB")
-                    ]
-                }
-                for n in range(6)
-            ],
-            {"messages": "talk", "role": "who", "text": "text", "assistant": "B"},
-        ),
-        (
             [
                 {"history": [{"role": "user", "content": f"Where is {n}?"}, {"role": "assistant", "content": "Ah."}]}
                 for n in range(6)
             ],
             {"messages": "history"},
-        ),
-        (
-            [{"items": [{"q": f"Where is {n}{k}?", "a": f"In {n}{k}."} for k in range(2)]} for n in range(3)],
-            {"rows": "items[]", "prompt": "q", "completion": "a"},
         ),
     ],
 )

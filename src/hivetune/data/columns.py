@@ -4,7 +4,7 @@ when and how well), which are read out of a row here.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -32,8 +32,6 @@ OWN_ID = ("interaction_id", "event_id", "id", "uuid")
 _NAMES = (OWN_ID, SESSION, USER, AGENT, CATEGORY, TIME, ("success",), ("feedback",))  # in the order of Fields
 FACTS = frozenset(name for names in _NAMES for name in names)
 BESIDE = FACTS | {*SYSTEM, *TOOLS, *REASONING}  # what is read beside any question and answer
-NESTED = ("metadata", "meta", "attributes", "info", "request", "request_body", "body", "extra", "context")
-_INNER_ID = ("id", "_id", "$oid", "uuid", "name")  # of a session or user that is an object
 _ANSWERS_OF_USER = frozenset(("assistant", "bot", "ai"))  # beside one of these, `user` is what was said
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _THUMBS = dict.fromkeys(("up", "thumbs_up", "like", "good", "+1", "👍"), 1.0)
@@ -63,7 +61,6 @@ FIELDS: Mapping[str, str] = {
     "success": "whether the answer was good: true or false, yes or no, 1 or 0",
     "feedback": "the user's judgement: a number, or up or down",
     "checker": "the checker of the answer, an object",
-    "weight": "1 to learn the row, 0 not to",
     "rows": "the path of the rows in a record",
     "where": "the rows to read: a=b, a!=b, or a in b|c",
 }
@@ -103,31 +100,22 @@ class Fields(NamedTuple):
 
 def extract(row: Mapping[str, Any]) -> Fields:
     """Return the fields of a row. A value that makes no sense is None; the row itself keeps it."""
-    columns, nested = columns_of(tuple(row))
-    values = [_first(row, names) for names in columns]
-    for holder in (row[name] for name in nested if isinstance(row[name], dict)):
-        # What the row itself does not say may stand in an object of it.
-        inner = (_first(holder, names) for names in columns_of(tuple(holder))[0])
-        values = [new if value is None else value for value, new in zip(values, inner, strict=True)]
+    columns = columns_of(tuple(row))
+    values = (next((row[name] for name in names if row[name] not in (None, "")), None) for names in columns)
     *texts, time, success, feedback = values
     own_id, session, user, agent, category = map(_text, texts)
     return Fields(own_id, session, user, agent, category, as_time(time), as_success(success), as_feedback(feedback))
 
 
-def _first(row: Mapping[str, Any], names: Iterable[str]) -> Any:
-    return next((row[name] for name in names if row[name] not in (None, "")), None)
-
-
 @lru_cache(512)  # looking for every name in every row took a third of the reading time
-def columns_of(names: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """Return the columns that may hold each field, the best first, and those that may be objects with more."""
+def columns_of(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the columns that may hold each field, the best first."""
     plain: dict[str, str] = {}
     for name in names:
         plain.setdefault(plain_name(name), name)
     if not _ANSWERS_OF_USER.isdisjoint(plain):
         plain.pop("user", None)
-    by_field = tuple(tuple(plain[name] for name in field if name in plain) for field in _NAMES)
-    return by_field, tuple(plain[name] for name in NESTED if name in plain)
+    return tuple(tuple(plain[name] for name in field if name in plain) for field in _NAMES)
 
 
 @lru_cache(4096)
@@ -181,9 +169,7 @@ def as_feedback(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str | None:
-    """Return an id or a name: text, a whole number (CSV and Parquet make 7.0 of 7), or an object that has an id."""
-    if isinstance(value, dict):
-        value = next((value[key] for key in _INNER_ID if isinstance(value.get(key), str | int | float)), None)
+    """Return an id or a name: text, or a whole number (CSV and Parquet make 7.0 of 7)."""
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else value
     elif isinstance(value, bool) or not isinstance(value, str | int):

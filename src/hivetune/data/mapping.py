@@ -8,7 +8,8 @@
     where=outcome=resolved                  other rows are set aside; also `a!=b` and `a in b|c`
     system='You answer in one sentence.'    a text in quotes is the text itself
 
-A column that is really called so goes before all of these. A field that is not mapped is read under its exact name.
+A column that is really called so goes before a path; one called `a+b` is written "a+b". A field that is not mapped
+is read under its exact name.
 """
 
 import difflib
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from hivetune.data.columns import ANSWERS, BESIDE, FIELDS, QUESTIONS, as_position, as_success, plain_name
+from hivetune.data.columns import ANSWERS, BESIDE, FIELDS, QUESTIONS, as_position, plain_name
 from hivetune.data.pieces.format import Log
 from hivetune.data.pieces.sessions import ASSISTANT as SPEAKER
 from hivetune.data.pieces.sessions import SESSION, TableTurn, table_rows
@@ -29,11 +30,10 @@ from hivetune.errors import UsageError
 
 ROWS, WHERE, ASSISTANT = "rows", "where", "assistant"
 CONTENT = ("prompt", "completion", "messages", "text", "chosen", "rejected")  # of which one makes the others ours too
-_OF_TURN_OBJECTS = ("content", "messages", "parts")  # an object with one of these is a turn, others are a question
 # The name of a fact that goes before all others of its meaning (columns.py).
 _FIRST_NAMES = {"session": "session_id", "user": "user_id", "time": "timestamp"}
 _SHARED = ("agent", "category", "system", "success", "feedback", "user", "time")  # what the turns of a session share
-_OF_TURNS = ("role", "text", ASSISTANT)
+_OF_TURN_OBJECTS = ("content", "messages", "parts")  # an object with one of these is a turn, others are a question
 _OF_TURN = (*ROLE_KEYS, "tool_calls", "tool_call_id", "weight")  # what is read of a turn whose text is mapped
 # What may be made of several columns. An answer may not: the layout that we invent for it would be learned.
 _JOINED = ("prompt", "text")
@@ -41,37 +41,36 @@ AND = "+"
 # What else is read of a row: what the gateway and the program itself write.
 OF_ANSWERS = frozenset(("chosen", "rejected", "correction", "rejected_answer"))
 OWN = frozenset(("answered_by", "client", "latency_s", "logprob", "synth", "untrusted", "origin", "checker", "weight"))
-_MAX_NAMED = 8  # columns in a message
+MAX_NAMED = 8  # columns in a message
 # A comma ends a column only where a field follows it, so that texts, paths and names may have commas. `==` is of paths.
 _NEXT_FIELD = re.compile(r",\s*(?=\w+\s*=(?!=))")
 _WHERE = re.compile(r"(?P<column>.+?)(?P<how>\s*!=\s*|\s*=\s*|\s+in\s+)(?P<wanted>.*)", re.S)
 
 
-def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """Return `row` with our field names for the user's columns. Raise RowRefused: filtered, no-trained-token for a row
-    of weight 0, wrong-type for another weight.
+def map_columns(row: Row, columns: Mapping[str, str]) -> tuple[Row, dict[str, str]]:
+    """Return `row` with our field names for the user's columns, and of each field the column that the row lacks. Raise
+    RowRefused("filtered").
     """
     _filter(row, columns)
-    sides = sides_of(columns)
+    sides = _sides(tuple(columns.items()))
     mapped: dict[str, Any] = {}
-    for field, column in sides.items():
-        if (value := side_of(row, field, column)) is not None:
-            asked = field == "prompt" and isinstance(value, dict) and value.keys().isdisjoint(_OF_TURN_OBJECTS)
-            mapped[_FIRST_NAMES.get(field, field)] = json.dumps(value, ensure_ascii=False) if asked else value
-    used = {part for field, column in sides.items() for part in named_in(row, field, column)}
-    kept = kept_beside(tuple(sides)) if maps_content(columns) else None
+    missing: dict[str, str] = {}
+    for field, parts in sides.items():
+        if (lacking := next((part for part in parts if not _has_column(row, part)), None)) is not None:
+            missing[field] = lacking
+        elif (value := _content(row, parts)) is not None:
+            is_text = field == "prompt" and isinstance(value, dict) and value.keys().isdisjoint(_OF_TURN_OBJECTS)
+            mapped[_FIRST_NAMES.get(field, field)] = json.dumps(value, ensure_ascii=False) if is_text else value
+    used = {part for parts in sides.values() for part in parts}
+    kept = _kept_beside(tuple(sides)) if maps_content(columns) else None
     for name in row:
         if name not in used and (kept is None or plain_name(name) in kept):
             mapped.setdefault(name, row[name])
-    if "weight" in sides and not (is_learned := as_success(mapped.get("weight", 1))):
-        if is_learned is None:
-            raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
-        raise RowRefused("no-trained-token", "its weight is 0")
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
         if "role" in columns or ASSISTANT in columns:
             mapped |= {SESSION: "messages", SPEAKER: columns.get(ASSISTANT)}
-    return mapped
+    return mapped, missing
 
 
 def is_turn_table(columns: Mapping[str, str]) -> bool:
@@ -85,7 +84,9 @@ def turn_table(columns: Mapping[str, str]) -> Log:
     def read(event: Row) -> TableTurn | RowRefused:
         session = value_of(event, columns["session"])
         if not isinstance(session, str | int):
-            return missing_column(event, columns) or RowRefused("unknown-layout", "the session is no name")
+            return RowRefused(
+                "unknown-layout", f"no session in {columns['session']!r}; {near_column(event, 'session')}"
+            )
         try:
             _filter(event, columns)
         except RowRefused as refused:
@@ -94,53 +95,6 @@ def turn_table(columns: Mapping[str, str]) -> Log:
         return TableTurn(str(session), _turn(event, columns), as_position(facts.get("timestamp")), facts)
 
     return Log("turns", lambda head: False, lambda lines: table_rows("turns", lines, read))
-
-
-@lru_cache(16)
-def kept_beside(fields: tuple[str, ...]) -> frozenset[str]:
-    """Return the names that are read beside mapped fields: facts, and the side of a pair that was not mapped."""
-    kept = {*BESIDE, *OWN}
-    if "messages" not in fields and "text" not in fields:
-        kept |= set() if "prompt" in fields else {*QUESTIONS, "history"}
-        kept |= set() if "completion" in fields else {*ANSWERS}
-        kept |= OF_ANSWERS
-    return frozenset(kept)
-
-
-def _filter(row: Row, columns: Mapping[str, str]) -> None:
-    """Raise RowRefused: filtered, for a row that does not fulfil the condition of a mapping."""
-    if WHERE not in columns:
-        return
-    column, how, wanted = where_of(columns[WHERE])
-    value = _plain(value_of(row, column))
-    fits = value in map(_plain, wanted.split("|")) if how == "in" else value == _plain(wanted)
-    if fits == (how == "!="):
-        raise RowRefused("filtered", f"{column} is {value[:40]!r}: not read by where={columns[WHERE]}")
-
-
-@lru_cache(16)
-def where_of(condition: str) -> tuple[str, str, str]:
-    """Return (column, one of =, != and in, value) of a condition. Raise UsageError."""
-    match = _WHERE.fullmatch(condition.strip())
-    if match is None:
-        hint = "for example where=state=closed, where=state!=open or where='state in closed|solved'"
-        raise UsageError(f"data.columns: {condition!r} is not a condition", hint=hint)
-    return match["column"].strip(), match["how"].strip(), match["wanted"].strip()
-
-
-def sides_of(columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields that name a column of the row, not the place of rows, a condition or a part of a turn."""
-    others = {ROWS, WHERE, ASSISTANT, *(_OF_TURNS if "messages" in columns else ())}
-    return {field: column for field, column in columns.items() if field not in others}
-
-
-def maps_content(columns: Mapping[str, str]) -> bool:
-    """Return whether the user says where the conversation stands, so that no other column of one is read."""
-    return not columns.keys().isdisjoint(CONTENT)
-
-
-def _plain(value: Any) -> str:
-    return str(value).strip().lower()
 
 
 def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
@@ -160,29 +114,54 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
     return {**{key: value for key, value in plain.items() if key not in ROLE_KEYS}, **who}
 
 
-def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
-    """Return the columns that a field is made of: one, or those of a question or a text that is `a+b`."""
-    several = AND in column and field in _JOINED and not _has_column(row, column)
-    return tuple(part.strip() for part in column.split(AND)) if several else (column,)
+# Which columns are read.
 
 
-def side_of(row: Row, field: str, column: str) -> Any:
-    """Return the content of a column, or of several as lines with their names. None if one is missing or all are
-    empty.
+def maps_content(columns: Mapping[str, str]) -> bool:
+    """Return whether the user says where the conversation stands, so that no other column of one is read."""
+    return not columns.keys().isdisjoint(CONTENT)
+
+
+def columns_read(row: Row, columns: Mapping[str, str]) -> set[str]:
+    """Return the columns of a row that a mapping reads, and those that are read beside them under their own names."""
+    named = [part for parts in _sides(tuple(columns.items())).values() for part in parts]
+    named += [where_of(columns[WHERE])[0]] if WHERE in columns else []
+    kept = _kept_beside(tuple(columns)) if maps_content(columns) else ()
+    return {head for part in named for head in (part, *_path(part).heads)} | {n for n in row if plain_name(n) in kept}
+
+
+@lru_cache(16)
+def _kept_beside(fields: tuple[str, ...]) -> frozenset[str]:
+    """Return the names that are read beside mapped fields: facts, and the side of a pair that was not mapped."""
+    kept = {*BESIDE, *OWN}
+    if "messages" not in fields and "text" not in fields:
+        kept |= set() if "prompt" in fields else {*QUESTIONS, "history"}
+        kept |= set() if "completion" in fields else {*ANSWERS}
+        kept |= OF_ANSWERS
+    return frozenset(kept)
+
+
+@lru_cache(16)
+def _sides(columns: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, ...]]:
+    """Return the columns that each field is made of, without the place of rows, a condition and the parts of turns in a
+    list: one, or those of a question or a text that is `a+b`.
     """
-    parts = named_in(row, field, column)
+    others = {ROWS, WHERE, ASSISTANT, *(("role", "text") if "messages" in dict(columns) else ())}
+    joined = {field for field, column in columns if field in _JOINED and '"' not in column}
+    parts = {field: column.split(AND) if field in joined else [column] for field, column in columns}
+    return {field: tuple(part.strip() for part in some) for field, some in parts.items() if field not in others}
+
+
+def _content(row: Row, parts: tuple[str, ...]) -> Any:
+    """Return the content of a column, or of several as lines with their names. None if all are empty."""
     if len(parts) == 1:
-        return value_of(row, column)
-    if not all(_has_column(row, part) for part in parts):
-        return None
-    last = [part.rpartition(".")[2] for part in parts]
-    names = last if len(set(last)) == len(last) else parts  # the last part of each path, if these are unique
-    lines = []
-    for name, part in zip(names, parts, strict=True):
-        if (value := value_of(row, part)) not in (None, ""):
-            lines.append(
-                f"{name}: {value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-            )
+        return value_of(row, parts[0])
+    values = [(part.rpartition(".")[2], value_of(row, part)) for part in parts]
+    lines = [
+        f"{name}: {value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in values
+        if value not in (None, "")
+    ]
     return "\n".join(lines) or None
 
 
@@ -210,30 +189,39 @@ def rows_at(record: Any, path: str) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
-    """Return which of the user's columns a row does not have, or has without a value; None where it has them all."""
-    for field, column in sides_of(columns).items():
-        if side_of(row, field, column) is None:
-            parts = named_in(row, field, column)
-            if (name := next((part for part in parts if not _has_column(row, part)), None)) is not None:
-                return RowRefused("unknown-layout", f"the row has no column {name!r}; {near_column(row, name)}")
-            which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
-            reason = "empty-turn" if field in ("completion", "prompt") else "unknown-layout"
-            return RowRefused(reason, f"{which} empty in this row")
-    return None
+def _has_column(row: Row, column: str) -> bool:
+    """Return whether a row has a column, with or without a value; of a path, whether there is a value."""
+    return column in row or value_of(row, column) is not None
 
 
-def half_mapped(row: Row, columns: Mapping[str, str]) -> RowRefused:
-    """Return why a row of which all mapped columns are there still has no question and answer."""
-    others = ", ".join(name for name in list(row)[:_MAX_NAMED] if name not in columns.values()) or "none"
-    half = f"the mapping {write_columns(columns)} needs prompt and completion, or messages"
-    return RowRefused("unknown-layout", f"{half}; other columns: {others}")
+def near_column(row: Row, name: str) -> str:
+    """Return which column a person may have meant, in words, else the first columns of the row."""
+    near = difflib.get_close_matches(name, row, 1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:MAX_NAMED])) or 'none'}"
 
 
-def missing_fields(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the fields whose column a row does not have, with or without a value."""
-    sides = ((field, named_in(row, field, column)) for field, column in sides_of(columns).items())
-    return tuple(field for field, parts in sides if not all(_has_column(row, part) for part in parts))
+# The condition of a mapping.
+
+
+def _filter(row: Row, columns: Mapping[str, str]) -> None:
+    """Raise RowRefused("filtered") for a row that does not fulfil the condition of a mapping."""
+    if WHERE not in columns:
+        return
+    column, how, wanted = where_of(columns[WHERE])
+    value = _plain(value_of(row, column))
+    fits = value in map(_plain, wanted.split("|")) if how == "in" else value == _plain(wanted)
+    if fits == (how == "!="):
+        raise RowRefused("filtered", f"{column} is {value[:40]!r}: not read by where={columns[WHERE]}")
+
+
+@lru_cache(16)
+def where_of(condition: str) -> tuple[str, str, str]:
+    """Return (column, one of =, != and in, value) of a condition. Raise UsageError."""
+    match = _WHERE.fullmatch(condition.strip())
+    if match is None:
+        hint = "for example where=state=closed, where=state!=open or where='state in closed|solved'"
+        raise UsageError(f"data.columns: {condition!r} is not a condition", hint=hint)
+    return match["column"].strip(), match["how"].strip(), match["wanted"].strip()
 
 
 def lacks_where(rows: Sequence[Row], columns: Mapping[str, str]) -> UsageError | None:
@@ -247,19 +235,11 @@ def lacks_where(rows: Sequence[Row], columns: Mapping[str, str]) -> UsageError |
     return UsageError(problem, hint=near_column(rows[0], column))
 
 
-def near_column(row: Row, name: str) -> str:
-    """Return which column a person may have meant, in words, else the first columns of the row."""
-    near = difflib.get_close_matches(name, row, 1)
-    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:_MAX_NAMED])) or 'none'}"
+def _plain(value: Any) -> str:
+    return str(value).strip().lower()
 
 
-def _has_column(row: Row, column: str) -> bool:
-    """Return whether a row has a column, with or without a value."""
-    above, _, last = column.rpartition(".")
-    if column in row or value_of(row, column) is not None:
-        return True
-    holder = parsed(value_of(row, above)) if above else None
-    return isinstance(holder, Mapping) and last in holder
+# As it is written.
 
 
 def parse_columns(text: str) -> dict[str, str]:

@@ -10,7 +10,15 @@ from typing import Any
 from hivetune.data.columns import extract
 from hivetune.data.formats import claude_code, codex, format_named, read_conversation
 from hivetune.data.judged import TwoAnswers, only_last_answer, read_corrected, read_preference
-from hivetune.data.mapping import half_mapped, is_turn_table, map_columns, maps_content, missing_column, missing_fields
+from hivetune.data.mapping import (
+    CONTENT,
+    MAX_NAMED,
+    is_turn_table,
+    map_columns,
+    maps_content,
+    near_column,
+    write_columns,
+)
 from hivetune.data.pieces.answers import refuse_cut_row, refuse_pieces
 from hivetune.data.pieces.format import Conversation
 from hivetune.data.pieces.rendered import with_thoughts_apart
@@ -139,9 +147,9 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     row = whole = _parsed_row(text)
     refuse_session_line(row)
     refuse_cut_row(row)
-    missing: tuple[str, ...] = ()
+    missing: Mapping[str, str] = {}
     if columns and not (SESSION in row and is_turn_table(columns)):
-        missing, row = missing_fields(row, columns), map_columns(row, columns)
+        row, missing = map_columns(row, columns)
     if "assistant" in columns and "messages" not in columns:
         row = {**row, ASSISTANT: columns["assistant"]}
     try:
@@ -151,7 +159,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         if refused.reason != "unknown-layout":
             raise
         if maps_content(columns):
-            raise missing_column(whole, columns) or half_mapped(whole, columns) from None
+            raise _unmapped(whole, row, columns, missing) from None
         if raw.file is None or not raw.file.line:
             raise
         # The mapping that fits the whole file goes before one for this row.
@@ -168,7 +176,20 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         raise RowRefused("unread-outcome", hint)
     refuse_pieces(example.messages[-1].content)
     changed = (*changed, *conversation.changed)
-    return ExaminedRow(raw, conversation.layout, _judged(example, two), changed, missing=missing)
+    return ExaminedRow(raw, conversation.layout, _judged(example, two), changed, missing=tuple(missing))
+
+
+def _unmapped(row: Row, mapped: Row, columns: Mapping[str, str], missing: Mapping[str, str]) -> RowRefused:
+    """Return why a mapping does not fit a row: a column that it lacks, or that is empty."""
+    for field in (field for field in CONTENT if field in columns):
+        if field in missing:
+            hint = f"the row has no column {missing[field]!r}; {near_column(row, missing[field])}"
+            return RowRefused("unknown-layout", hint)
+        if mapped.get(field) in (None, ""):
+            return RowRefused("empty-turn", f"the column {columns[field]!r} is empty in this row")
+    others = ", ".join(name for name in list(row)[:MAX_NAMED] if name not in columns.values()) or "none"
+    half = f"the mapping {write_columns(columns)} needs prompt and completion, or messages"
+    return RowRefused("unknown-layout", f"{half}; other columns: {others}")
 
 
 def is_table(conversation: Conversation, columns: Mapping[str, str]) -> bool:

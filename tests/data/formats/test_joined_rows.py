@@ -128,13 +128,3 @@ def test_a_row_of_a_table_of_turns_without_a_session_is_refused(tmp_path: Path) 
     path.write_text("".join(json.dumps(turn) + "\n" for turn in turns) + "{\n")
     found = said(path, {"session": "id", "role": "from", "text": "t"})
     assert sorted(map(str, found)) == ["('1', [('user', 'one'), ('assistant', 'two')])", "bad-json", "unknown-layout"]
-
-
-def test_a_mapping_is_suggested_for_a_table_of_turns(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_text("".join(json.dumps(turn) + "\n" for turn in TURNS))
-    document = check(DataConfig(path=str(path))).document
-    assert (document["usable"], list(document["rejected"])) == (0, ["unknown-layout"])
-    line = document["unclear"][str(path)]
-    assert line["columns"] == {"session": "chat", "role": "who", "text": "body", "assistant": "Ben"}
-    assert check(DataConfig(path=str(path), columns=line["columns"])).document["usable"] == 2

@@ -296,7 +296,7 @@ def test_clean_rows_are_redacted_whole(tmp_path: Path) -> None:
         }
         for n in range(6)
     ]
-    rows += [{**chat(f"q {n}", f"a {n}"), "metadata": {"user_id": f"v{n % 2}@mail.org", "n": n}} for n in range(6, 10)]
+    rows += [{**chat(f"q {n}", f"a {n}"), "User ID": f"v{n % 2}@mail.org", "n": n} for n in range(6, 10)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     check(DataConfig(path=str(path)), clean=out)
     clean = [json.loads(line) for line in out.read_text().splitlines()]

@@ -22,7 +22,7 @@ from hivetune.data.columns import plain_row
 from hivetune.data.formats.spec import format_of
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Head, Lines, Log, PlacedRow, Store
 from hivetune.data.pieces.sessions import SESSION, read_session
-from hivetune.data.pieces.values import Row, has_needs
+from hivetune.data.pieces.values import Row, has_needs, objects, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, UsageError
 
@@ -185,5 +185,7 @@ def read_conversation(row: Row) -> Conversation:
     if speaker and spoken:
         raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
     names = ", ".join(str(name)[:_MAX_CHARS] for name in list(named)[:_MAX_NAMED]) or "none"
-    fact = f"no prompt or answer column recognised among {names}"
-    raise RowRefused("unknown-layout", f"{fact}; map yours: --columns prompt=...,completion=...")
+    turns = next((name for name, value in row.items() if objects(parsed(value))), None)
+    line = f"messages={turns},role=...,text=...,assistant=NAME" if turns else "prompt=...,completion=..."
+    hint = f"no prompt or answer column recognised among {names}; map yours: --columns {line}"
+    raise RowRefused("unknown-layout", hint)

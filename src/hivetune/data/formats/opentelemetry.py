@@ -15,6 +15,7 @@ from hivetune.data.reasons import RowRefused
 
 _ASKED, _ANSWERED = "gen_ai.input.messages", "gen_ai.output.messages"
 _SYSTEM, _TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
+_SESSION = "gen_ai.conversation.id"
 _OPERATION = "gen_ai.client.inference.operation.details"  # the event that holds attributes of its span
 _SPAN_COLUMNS = ("span_id", "trace_id", "kind", "events", "context", "start_time")
 
@@ -68,7 +69,9 @@ def _spans(record: Row) -> Iterator[Row]:
         shared = attributes(one_of(resource.get("resource"), "attributes"))
         for scope in objects(one_of(resource, "scopeSpans")) or []:
             for span in objects(scope.get("spans")) or []:
-                yield {**span, "attributes": {**shared, **attributes(span.get("attributes"))}}
+                held = {**shared, **attributes(span.get("attributes"))}
+                session = {"session_id": held[_SESSION]} if _SESSION in held else {}
+                yield {**span, **session, "attributes": held}
 
 
 _READS = frozenset(("attributes", "events", "resource", "scope", "status", "status_code", *_SPAN_COLUMNS))

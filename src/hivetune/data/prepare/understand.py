@@ -1,4 +1,6 @@
-"""How each file is read, by a sample of its rows: its format, which columns were read, and which were not."""
+"""How each file is read, by a sample of its rows: its format, which columns were read, which were not, and what a file
+of no named format may mean.
+"""
 
 import contextlib
 import json
@@ -6,43 +8,38 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.redact import redact_everything
-from hivetune.data.columns import FACTS, NESTED, QUESTIONS, as_success, plain_name, plain_row
+from hivetune.data.columns import ANSWERS, FACTS, QUESTIONS, as_number, as_success, as_time, plain_name, plain_row
 from hivetune.data.files.inputs import Inputs, plan_inputs
 from hivetune.data.files.rows import read_rows
-from hivetune.data.formats import format_named
+from hivetune.data.formats import format_named, read_conversation
 from hivetune.data.mapping import (
     AND,
     OF_ANSWERS,
     OWN,
     ROWS,
-    WHERE,
+    columns_read,
     is_turn_table,
-    kept_beside,
     lacks_where,
+    map_columns,
     maps_content,
-    named_in,
-    where_of,
     write_columns,
 )
 from hivetune.data.pieces.format import Conversation
 from hivetune.data.pieces.sessions import SESSION
-from hivetune.data.pieces.values import Row, texts_in
+from hivetune.data.pieces.values import Row, objects, parsed, texts_in
 from hivetune.data.raw import RawRow, Source
 from hivetune.data.read import is_table, parse_row, read_example
 from hivetune.data.reasons import RowRefused
-from hivetune.data.suggest import Suggestion, suggest
 from hivetune.records import Example, Message, Progress, silent
 
 # By these a file is understood: enough that a column which is mostly empty has a value in some of them.
 SAMPLE_ROWS, SAMPLE_BYTES = 400, 4 << 20
-# A suggestion tries mappings one after the other, each on all of these.
-SUGGESTED_FROM_ROWS = 30
-SHOWN_PATHS = 6
 PREVIEW_CHARS, LOOKED_AT_CHARS = 70, 2000  # of a text that are shown, and that are searched for secrets
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 UNKNOWN_SHARE = 0.5  # of the sampled rows; above it a mapping is suggested
@@ -52,6 +49,12 @@ DIFFERENT_SHARE = 0.1
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 _MIN_WORDS, _MIN_WIDE_CHARS = 4, 8  # of a sentence; Chinese and Japanese write without spaces
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+# Of a suggestion.
+SUGGESTED_FROM_ROWS = 30  # each mapping that is tried reads all of these
+SHOWN_ROWS, SHOWN_PATHS = 3, 6
+READ_SHARE = 0.8  # of the rows, that a mapping has to read, and in which a column has to stand
+_MAX_DEPTH = 3  # of objects in objects
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -89,18 +92,15 @@ def understand(
     for number, source in enumerate(inputs.sources, 1):
         if source.kind != "store":  # whose rows were understood when they were collected
             source = replace(source, inside=columns.get(ROWS, ""))
-            raws = list(_sample(source))
-            records = [record for raw in raws if (record := _record(raw)) is not None]
+            records, rows, unknown = _sample(source, columns)
             seen += records
             if is_turn_table(columns):
-                rows = [_Sampled(row, "turns", (), _not_read(row, "turns", columns)) for row in records]
                 source = replace(source, turns=tuple(columns.items()))
             else:
-                rows, unknown = _read(raws, columns)
                 is_unknown = not maps_content(columns) and unknown > UNKNOWN_SHARE * len(records)
-                if is_unknown and (line := suggest(records[:SUGGESTED_FROM_ROWS])) is not None:
-                    unclear[source.name] = _suggestion(line)
-                    source = replace(source, line=f"if this mapping is right, read the file with {line.option}")
+                if is_unknown and (suggested := _suggested(records[:SUGGESTED_FROM_ROWS])) is not None:
+                    unclear[source.name] = suggested
+                    source = replace(source, line=f"if this mapping is right, read the file with {suggested['line']}")
                 source = replace(source, telling=_why_refused(rows, columns, ignore))
             formats[source.name] = _formats(rows, ignore, source.inside)
         sources.append(source)
@@ -134,36 +134,31 @@ def suggested_for(
     return found.unclear, read if found.unclear else []
 
 
-def _sample(source: Source) -> Iterator[RawRow]:
-    """Yield the first rows of a file, fewer if they are large."""
-    size_bytes = 0
+def _sample(source: Source, columns: Mapping[str, str]) -> tuple[list[Row], list[_Sampled], int]:
+    """Return the first records of a file, fewer if they are large, those that could be read as rows, and the number of
+    those whose columns are unknown.
+    """
+    records: list[Row] = []
+    rows: list[_Sampled] = []
+    unknown = size_bytes = 0
     for number, raw in enumerate(read_rows(source), 1):
-        if raw.problem is None:
-            yield raw
-            size_bytes += len(raw.payload)
-        if number == SAMPLE_ROWS or size_bytes > SAMPLE_BYTES:
-            return
-
-
-def _record(raw: RawRow) -> Row | None:
-    """Return a row as JSON; None for what the checks refuse."""
-    with contextlib.suppress(RowRefused, RecursionError):
-        return parse_row(raw.payload)
-    return None
-
-
-def _read(raws: Sequence[RawRow], columns: Mapping[str, str]) -> tuple[list[_Sampled], int]:
-    """Return the rows that could be read, and the number of those whose columns are unknown."""
-    rows, unknown = [], 0
-    for raw in raws:
         try:
-            found, row = read_example(replace(raw, file=None), columns), parse_row(raw.payload)
-            rows.append(_Sampled(row, found.layout, found.example.messages, _not_read(row, found.layout, columns)))
+            if raw.problem is None:
+                records.append(row := parse_row(raw.payload))
+                size_bytes += len(raw.payload)
+                read = None if is_turn_table(columns) else read_example(replace(raw, file=None), columns)
+                layout, messages = ("turns", ()) if read is None else (read.layout, read.example.messages)
+                rows.append(_Sampled(row, layout, messages, _not_read(row, layout, columns)))
         except RowRefused as refused:
             unknown += refused.reason == "unknown-layout"
         except RecursionError:
             pass  # the checks report it
-    return rows, unknown
+        if number == SAMPLE_ROWS or size_bytes > SAMPLE_BYTES:
+            break
+    return records, rows, unknown
+
+
+# Columns that are not read.
 
 
 def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
@@ -172,25 +167,14 @@ def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
     # Rows that were made of a file's lines have the columns of no line.
     if SESSION in row or not (form or maps_content(columns)):
         return []
-    if maps_content(columns):
-        sides = (named for field, column in columns.items() for named in named_in(row, field, column))
-        read = {part for side in sides for part in (side, re.split(r"[.\[]", side)[0].strip('"'))}
-        read |= {name for name in row if plain_name(name) in kept_beside(tuple(columns))}
-    elif form is not None:
+    read = columns_read(row, columns)
+    if form is not None and not maps_content(columns):
         # Of columns that mean the same, the first with a value is read, and the others are not.
         plain = plain_row(row)
-        firsts = (next((name for name in names if plain.get(name) not in EMPTY), "") for names in form.one_of)
-        read = {*form.reads, *firsts}
-    if WHERE in columns:
-        read.add(where_of(columns[WHERE])[0])
-    known = {*read, *columns.values(), *OF_ANSWERS, *OWN, *FACTS}
-    return [
-        name
-        for name, value in row.items()
-        if value not in EMPTY
-        and known.isdisjoint((name, plain_name(name)))
-        and not (plain_name(name) in NESTED and isinstance(value, dict))
-    ]
+        read |= {*form.reads, *(next((n for n in names if plain.get(n) not in EMPTY), "") for names in form.one_of)}
+    facts = {name for name, value in row.items() if plain_name(name) in FACTS and not isinstance(value, dict | list)}
+    known = {*read, *facts, *OF_ANSWERS, *OWN}
+    return [name for name, value in row.items() if value not in EMPTY and known.isdisjoint((name, plain_name(name)))]
 
 
 def _why_refused(rows: Sequence[_Sampled], columns: Mapping[str, str], ignore: Sequence[str]) -> str:
@@ -219,17 +203,16 @@ def _unread(rows: Sequence[_Sampled]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.unread))
 
 
-def _is_sentence(text: str) -> bool:
-    """Return whether a text has at least four words, or as many signs of a script without spaces."""
-    has_words = len(text.split(None, _MIN_WORDS)) >= _MIN_WORDS
-    return has_words or (not text.isascii() and len(_WIDE.findall(text)) >= _MIN_WIDE_CHARS)
-
-
 def _holds_sentences(values: Sequence[Any]) -> bool:
-    """Return whether the values of a column are mostly different sentences."""
+    """Return whether the values of a column are mostly different sentences: texts of at least four words, or as many
+    signs of a script without spaces.
+    """
     texts = [text for value in values if (text := " ".join(texts_in(value)).strip())]
-    many = len(texts) > 1 and 2 * len(set(texts)) >= len(texts)
-    return many and 2 * sum(map(_is_sentence, texts)) > len(texts) and 2 * len(texts) > len(values)
+    sentences = sum(
+        len(text.split(None, _MIN_WORDS)) >= _MIN_WORDS or len(_WIDE.findall(text)) >= _MIN_WIDE_CHARS for text in texts
+    )
+    different = len(texts) > 1 and 2 * len(set(texts)) >= len(texts)
+    return different and 2 * sentences > len(texts) and 2 * len(texts) > len(values)
 
 
 def _advice(names: Sequence[str], row: Row, columns: Mapping[str, str]) -> str:
@@ -240,24 +223,6 @@ def _advice(names: Sequence[str], row: Row, columns: Mapping[str, str]) -> str:
     reads = f"read {them} with --columns {shlex.quote(mapping)}, or " if mapping else ""
     ignored = shlex.quote(",".join(names))
     return f"{', '.join(map(repr, names))} {are} not read: {reads}leave {them} out with --ignore {ignored}"
-
-
-def _suggestion(line: Suggestion) -> dict[str, Any]:
-    """Return a suggestion as the report holds it."""
-    return {
-        "line": line.option,
-        "columns": line.columns,
-        "rows": line.read,
-        "shown": [{"question": _preview(question), "answer": _preview(answer)} for question, answer in line.shown],
-        "left_out": list(line.left_out[:SHOWN_PATHS]),
-    }
-
-
-def _preview(text: str) -> str:
-    """Return the beginning of a text on one line, without secrets and personal data."""
-    # Cut off in front of the search, since a column may hold whole documents; what is shown is far shorter.
-    clean: str = redact_everything(" ".join(text[:LOOKED_AT_CHARS].split()))
-    return clean if len(clean) <= PREVIEW_CHARS else f"{clean[: PREVIEW_CHARS - 3]}..."
 
 
 def _formats(rows: Sequence[_Sampled], ignore: Sequence[str], inside: str) -> list[dict[str, Any]]:
@@ -292,3 +257,80 @@ def _column(name: str, values: Sequence[Any], ignored: bool) -> dict[str, Any]:
         hint = f"if it rates the answer: --columns 'where={name} in 4|5'"
     example = _preview(texts[0])
     return {"column": name, "distinct": len(different), "example": example, "ignored": ignored, "hint": hint}
+
+
+def _preview(text: str) -> str:
+    """Return the beginning of a text on one line, without secrets and personal data."""
+    # Cut off in front of the search, since a column may hold whole documents; what is shown is far shorter.
+    clean: str = redact_everything(" ".join(text[:LOOKED_AT_CHARS].split()))
+    return clean if len(clean) <= PREVIEW_CHARS else f"{clean[: PREVIEW_CHARS - 3]}..."
+
+
+# What a file of no named format may mean: a suggestion is shown, and a person confirms it.
+
+
+def _suggested(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Return the first mapping that reads most of these rows, as the report holds it. None if there is none."""
+    texts = _texts(rows)
+    usual = {path: values for path, values in texts.items() if len(values) >= READ_SHARE * len(rows)}
+    for columns in _candidates(rows, usual):
+        shown: list[tuple[str, str]] = []
+        for row in rows:
+            with contextlib.suppress(RowRefused, RecursionError):
+                messages = read_conversation(map_columns(row, columns)[0]).messages
+                asked = "\n".join(message.content for message in messages if message.role == "user")
+                shown.append((asked, messages[-1].content))
+        if len(shown) >= READ_SHARE * len(rows) and any(answer.strip() for _, answer in shown[:SHOWN_ROWS]):
+            return {
+                "line": f"--columns {shlex.quote(write_columns(columns))}",
+                "columns": columns,
+                "rows": len(shown),
+                "shown": [
+                    {"question": _preview(asked), "answer": _preview(said)} for asked, said in shown[:SHOWN_ROWS]
+                ],
+                "left_out": [path for path in texts if path not in columns.values()][:SHOWN_PATHS],
+            }
+    return None
+
+
+def _candidates(rows: Sequence[Row], texts: dict[str, list[str]]) -> Iterator[dict[str, str]]:
+    """Yield the mappings that are tried: lists of turns with the usual names of roles and texts; a question and its
+    answer by the exact names of columns, else the longest of these texts in the order of the file.
+    """
+    lists = dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, value in _paths(row) if objects(parsed(value)))
+    yield from ({"messages": path} for path in lists)
+    names = {plain_name(path.rpartition(".")[2]): path for path in reversed(texts)}
+    asked = next((names[name] for name in QUESTIONS if name in names), None)
+    answer = next((names[name] for name in ANSWERS if name in names and names[name] != asked), None)
+    longest = sorted(texts, key=lambda path: -mean(map(len, texts[path])))
+    others = [path for path in longest if path not in (asked, answer)][: 2 - bool(asked) - bool(answer)]
+    others.sort(key=list(texts).index)
+    if len(others) + bool(asked) + bool(answer) == 2:
+        question = asked or others.pop(0)
+        yield {"prompt": question, "completion": answer or others.pop(0)}
+
+
+def _texts(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the paths of texts in these rows, each with its values, in the order of the first rows."""
+    values: dict[str, list[str]] = {}
+    for row in rows:
+        for path, value in _paths(row):
+            if isinstance(value, str) and value.strip() and plain_name(path) not in FACTS:
+                values.setdefault(path, []).append(value)
+    # Numbers and times are facts, however long they are.
+    return {path: texts for path, texts in values.items() if not all(map(_is_note, texts))}
+
+
+def _is_note(text: str) -> bool:
+    return as_number(text) is not None or as_time(text) is not None
+
+
+def _paths(row: Row, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of all that is no object."""
+    for name, value in row.items():
+        plain = _NAME.fullmatch(name) or not (prefix or "." in name or AND in name)
+        path = f"{prefix}{name if plain else json.dumps(name)}"
+        if isinstance(value, dict) and depth < _MAX_DEPTH:
+            yield from _paths(value, f"{path}.", depth + 1)
+        else:
+            yield path, value

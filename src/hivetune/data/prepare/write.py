@@ -213,11 +213,9 @@ def _keep_apart(row: Any, clean: Any) -> None:
     """Give redacted ids, sessions and users of `clean` a hash, as the store does: one placeholder would join them."""
     if not isinstance(row, dict) or not isinstance(clean, dict):
         return
-    fields, holders = columns_of(tuple(row))
-    for name in (name for field in fields[:3] for name in field if clean.get(name) != row[name]):
+    fields = columns_of(tuple(row))[:3]
+    for name in (name for field in fields for name in field if clean.get(name) != row[name]):
         clean[name] = redacted_name(str(row[name]))
-    for name in holders:
-        _keep_apart(row[name], clean.get(name))
 
 
 def _quarantine(file: IO[bytes], source: str, reason: str, hint: str, raw: bytes) -> None:
