@@ -121,7 +121,7 @@ def until(holds: Callable[[], bool], timeout_ms: float = SOON_MS) -> None:
         time.sleep(0.05)
 
 
-PAGES = "/ /runs /runs/RUN /runs/FINISHED/evaluation /cycles/faq /releases /releases/helpdesk/1"
+PAGES = "/ /runs /runs/RUN /runs/FINISHED/evaluation /releases /releases/helpdesk/1"
 PAGES += f" /releases/helpdesk/2/promote /data /data/{SNAPSHOT}/report /data/forget?kind=user&value=x /review /nothing"
 
 

@@ -29,13 +29,15 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class CycleLoop:
-    """A cycle's loop. `pid`: None while it does not run. `last`: what it did last, in words. `failed`: why its newest
-    cycle failed, else empty. `action`, `reason`: its newest decision, at `decided`, seconds since 1970."""
+    """A cycle's loop. `pid`: None while it does not run. `last`: what it did last, `ended`: how its newest closed cycle
+    ended and why, in words. `failed`: why its newest cycle failed, else empty. `action`, `reason`: its newest decision,
+    at `decided`, seconds since 1970."""
 
     name: str
     pid: int | None
     paused: bool
     last: str
+    ended: str
     failed: str
     action: str
     reason: str
@@ -97,6 +99,7 @@ def cycle_loop(database: sqlite3.Connection, name: str) -> CycleLoop:
     folder = loop_folder(name)
     # The tail alone: the journal of a loop grows for years.
     holder, cycles, entries = lock_holder(folder), cycles_of(database, name), read_tail(folder / JOURNAL)
+    closed = [cycle for cycle in cycles if cycle.end is not None][-1:]
     done = [entry for entry in entries if entry["event"] == "end"][-1:]
     decisions: list[Mapping[str, Any]] = [entry for entry in entries if entry["event"] == "decision"]
     decision = decisions[-1] if decisions else {}
@@ -105,6 +108,7 @@ def cycle_loop(database: sqlite3.Connection, name: str) -> CycleLoop:
         pid=holder.pid if holder else None,
         paused=(folder / PAUSED).exists(),
         last="".join(f"{entry['station']} {entry['outcome']}: {entry['words']}" for entry in done),
+        ended="".join(f"{cycle.id} {str(cycle.end).replace('_', ' ')}: {cycle.reason}" for cycle in closed),
         failed=cycles[-1].reason if cycles and cycles[-1].end == "failed" else "",
         action=decision.get("do", ""),
         reason=decision.get("reason", ""),

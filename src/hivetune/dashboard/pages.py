@@ -1,4 +1,4 @@
-"""What is looked at: what runs and what comes next, runs, cycles, releases, and the data."""
+"""What is looked at: what runs and what comes next, runs, releases, and the data."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,12 @@ from markupsafe import Markup
 from hivetune.base.database import home_as_it_is, open_database
 from hivetune.base.disk import MANIFEST, home, read_json, stored_path
 from hivetune.base.documents import read_document
-from hivetune.base.journal import read_tail
 from hivetune.base.paths import quoted
 from hivetune.base.units import size
-from hivetune.cycle.record import JOURNAL, CycleRow, cycles_of, gate_of, loop_folder, loop_names
-from hivetune.dashboard.overview import cycle_loop, overview
+from hivetune.dashboard.overview import overview
 from hivetune.dashboard.page import MakePage, Page, PageRequest, fragment, link, moment, of_this_version
 from hivetune.dashboard.plot import Curve, plot
-from hivetune.dashboard.watched import WatchedRun, Watcher, run_id, short_path, smoothed
+from hivetune.dashboard.watched import WatchedRun, Watcher, short_path, smoothed
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import REPORT
@@ -34,11 +32,10 @@ from hivetune.release.registry import (
     returns_to,
     snapshot_folder,
 )
-from hivetune.run.folder import EVALUATION, RECORD, read_record
+from hivetune.run.folder import EVALUATION, read_record
 from hivetune.run.status import RunStatus
 
 RUNS_OVER_EACH_OTHER = 6  # more lines than that are not told apart
-MAX_ENTRIES = 50  # of a loop's journal
 MAX_SNAPSHOTS = 200
 # Curve and title of each plot of a run.
 PLOTS = {
@@ -70,27 +67,6 @@ def _rows_of(runs: Found) -> list[tuple[Any, ...]]:
         figures = (f"{each.step}/{each.steps}", each.loss, each.validation_loss, each.restarts, each.quarantined)
         rows.append((*named, *figures, moment(each.created), each.problem))
     return rows
-
-
-def loop_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show a cycle's loop: each decision with its reason, what each station did, and the outcome of each cycle."""
-    name = request.named["name"]
-    if name not in loop_names():
-        raise NotThere(f"no cycle is called {name}", hint="start one: hivetune cycle CONFIG")
-    with closing(open_database()) as database:
-        cycles = [_described(cycle) for cycle in reversed(cycles_of(database, name))]
-        loop = cycle_loop(database, name)
-    # A station's begin says nothing that its end does not.
-    entries = [entry for entry in read_tail(loop_folder(name) / JOURNAL) if entry["event"] != "begin"]
-    values = {"loop": loop, "told": entries[: -MAX_ENTRIES - 1 : -1], "cycles": cycles}
-    return Page("loop.html", f"Cycle {name}", values, live=True)
-
-
-def _described(cycle: CycleRow) -> dict[str, Any]:
-    """Return a cycle with its gate's document, its rows, and the id of its run (empty without one)."""
-    is_recorded = (cycle.run / RECORD).exists()
-    run = run_id(cycle.run) if is_recorded else ""
-    return {"row": cycle, "gate": gate_of(cycle), "rows": _result(cycle.run).get("rows", {}), "run": run}
 
 
 def _result(run: Path) -> Mapping[str, Any]:
@@ -273,7 +249,6 @@ PAGES: Mapping[str, MakePage] = {
     "/runs": runs_page,
     "/runs/{run}": run_page,
     "/runs/{run}/evaluation": evaluation_page,
-    "/cycles/{name}": loop_page,
     "/releases": releases_page,
     "/releases/{name}/{version:int}": release_page,
     "/data": data_page,

@@ -452,15 +452,13 @@ def _refuse(http: HttpRequest, error: Exception) -> Response:
 
 
 def _not_served(http: HttpRequest, error: HTTPException) -> str:
-    """Name the existing paths. A client may expect the whole OpenAI API here, or may have left out the /v1."""
-    path, allowed = http.url.path, (error.headers or {}).get("Allow")
     if error.status_code == 401:
         return error.detail
+    path, allowed = http.url.path, (error.headers or {}).get("Allow")
     if allowed is not None:
         return f"{http.method} is not allowed at {path}; use {allowed}"
-    routes = [each for each in http.app.routes if isinstance(each, Route) and each.path.startswith("/v1/")]
-    here = ", ".join(f"{min(each.methods or {''})} {each.path.replace(':path', '')}" for each in routes)
-    return f"{path} is not served; here are {here}. For text use /v1/chat/completions"
+    # A client may expect the whole OpenAI API here, or may have left out the /v1.
+    return f"{path} is not served; chats are at /v1/chat/completions, and docs/clients.md names the other paths"
 
 
 HANDLERS: Mapping[Any, ExceptionHandler] = dict.fromkeys((HTTPException, HivetuneError, Exception), _refuse)

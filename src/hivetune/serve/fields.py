@@ -121,18 +121,6 @@ def _an_object(arguments: str) -> str:
     return text
 
 
-def _whole(form: dict[str, Any]) -> dict[str, Any]:
-    if (form["type"] == "json_schema") != ("json_schema" in form):
-        raise ValueError("json_schema needs the type json_schema")
-    return form
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():  # it would take the place of an answer
-        raise ValueError("an empty text corrects nothing; leave it out")
-    return text
-
-
 def _not_null(fields: Any) -> Any:
     # Null counts as not sent: clients' message objects have fields of other servers.
     return {key: value for key, value in fields.items() if value is not None} if type(fields) is dict else fields
@@ -166,6 +154,8 @@ def _list(kind: Any, most: int | None = None, least: int = 0) -> Any:
 _Token = Annotated[str, Field(pattern=r"^[0-9]{1,7}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Key = Annotated[str, Field(max_length=256)]
+# A blank correction would take the place of an answer.
+_NOT_BLANK = Annotated[str, Field(pattern=r"\S")]
 
 _NAME, _STOP = _sized(str, 256), _sized(str, 1024, 1)
 _SCHEMA = _checked(dict[str, Any], _check_schema)
@@ -186,7 +176,8 @@ _FUNCTION = _object({"name": _NAME}, description=str, strict=bool, parameters=_S
 _TOOL = _object({"type": Literal["function"], "function": _checked(_FUNCTION, _enforced)})
 _CHOSEN_TOOL = _object({"type": Literal["function"], "function": _object({"name": _NAME})})
 _NAMED_SCHEMA = _object({"schema": _SCHEMA}, name=_NAME, description=str, strict=bool)
-_FORM = _object({"type": Literal["text", "json_object", "json_schema"]}, json_schema=_checked(_NAMED_SCHEMA, _enforced))
+_FORM = _object({"type": Literal["json_schema"], "json_schema": _checked(_NAMED_SCHEMA, _enforced)})
+_FORM |= _object({"type": Literal["text", "json_object"]})
 
 # llama.cpp reads about eighty fields. Some write before a block of its heap (`n_discard`, CVE-2026-21869), compile a
 # grammar (ggml-org/llama.cpp#22234), move adapters and slots, or cost a gigabyte (`n_probs`). So these are all, and no
@@ -216,7 +207,7 @@ FORWARDED_OF_CHATS = {
     "tools": _list(_TOOL, 128),
     "tool_choice": Literal["none", "auto", "required"] | _CHOSEN_TOOL,
     "parallel_tool_calls": bool,
-    "response_format": _checked(_FORM, _whole),
+    "response_format": _FORM,
 }
 # Obeyed by the gateway itself.
 OBEYED = {
@@ -253,9 +244,7 @@ CHAT_FIELDS: Api = TypeAdapter(
 _PROMPT = _checked(str | _list(str, 1, 1), lambda prompt: prompt if isinstance(prompt, str) else prompt[0])
 TEXT_FIELDS: Api = TypeAdapter(_object({"prompt": _PROMPT}, **_COMMON, best_of=Literal[1], echo=Literal[False]))
 FEEDBACK_FIELDS: Api = TypeAdapter(
-    _object(
-        {"id": _NAME}, rating=Literal["up", "down"], correction=_checked(str, _not_blank), reason=_sized(str, 10_000)
-    )
+    _object({"id": _NAME}, rating=Literal["up", "down"], correction=_NOT_BLANK, reason=_sized(str, 10_000))
 )
 
 
