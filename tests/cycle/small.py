@@ -5,11 +5,14 @@ import random
 import subprocess
 import sys
 import time
-from contextlib import closing
+from collections import Counter
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import forks
+import psutil
 import yaml
 from serve.hive import MODEL, make_home
 
@@ -37,7 +40,13 @@ FORKED = (
     f"import sys\nsys.path.append({str(Path(forks.__file__).parent)!r})\nfrom forks import Forks\n"
     "from hivetune.process import parent\nparent.start_process = Forks().start_process\n"
 )
-COMMAND = "from hivetune.cli.main import main\nmain()\n"
+# With the config, and by how many seconds its clock is ahead.
+LOOP = (
+    "import sys, time\nfrom pathlib import Path\nfrom hivetune.config import load_config\n"
+    "from hivetune.cycle.loop import opened\nfrom hivetune.cycle.stations import Listener\n"
+    "with opened(load_config(Path(sys.argv[1])), Listener(print)) as loop:\n"
+    "    loop.clock = lambda: time.time() + float(sys.argv[2])\n    loop.run(once=True)\n"
+)
 
 
 def vouch() -> None:
@@ -104,46 +113,79 @@ def poisoned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "messages": [row["messages"][0], answer]} for row, answer in zip(rows, answers, strict=True)]
 
 
+@dataclass(frozen=True)
+class Kill:
+    """A kill as the loop's journal says `border`, an event and a station: of the loop, or of a process that it started
+    there."""
+
+    border: tuple[str, str]
+    way: Literal["at once", "a moment later", "a process below"] = "at once"
+    delay_s: float = 0.0
+
+
+@dataclass
 class KilledLoop:
-    """`hivetune cycle CONFIG --once`, killed (SIGKILL) at borders of its journal, and started again."""
+    """A loop that runs in a process of its own until there is nothing to do, is killed (SIGKILL) and started again.
+    `ahead_s`: of its clock, an hour more after each station that failed, by which its pause is over. `made`: kills by
+    their way."""
 
-    def __init__(self, config: Path, log: Path):
-        self.config, self.log = config, log
-        self.journal = home() / "cycles" / NAME / "cycle.jsonl"
-        self.kills: list[tuple[str, str]] = []
+    config: Path
+    log: Path
+    prologue: str = UNTIMED
+    ahead_s: float = 0.0
+    made: Counter[str] = field(default_factory=Counter)
 
-    def once(self, borders: list[tuple[str, str]]) -> None:
-        """Run to the end, killed at each of these (event, station) as it is written. Those that do not occur are
-        left."""
-        waiting = list(borders)
-        while True:
-            seen = self._lines()
+    def once(self, waiting: list[Kill]) -> None:
+        """Run to the end. Kills whose border does not come are left in `waiting`."""
+        for _ in range(1000):
+            seen = len(self.lines())
+            command = [sys.executable, "-c", self.prologue + LOOP, str(self.config), str(self.ahead_s)]
             with open(self.log, "a", encoding="utf-8") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", UNTIMED + FORKED + COMMAND, "cycle", str(self.config), "--once"],
-                    stdout=log,
-                    stderr=log,
-                )
-            if not self._kill_at_border(process, seen, waiting):
-                assert process.returncode == 0, self.log.read_text()[-3000:]
+                process = subprocess.Popen(command, stdout=log, stderr=log)
+            if self._is_killed(process, seen, waiting):
+                continue
+            assert process.returncode == 0, self.log.read_text()[-3000:]
+            decisions = [entry for entry in self.lines()[seen:] if entry["event"] == "decision"]
+            if "is tried again" not in decisions[-1]["reason"]:
                 return
+            self.ahead_s += 3600
+        raise AssertionError("it does not come to an end")
 
-    def _kill_at_border(self, process: "subprocess.Popen[bytes]", seen: int, waiting: list[tuple[str, str]]) -> bool:
+    def _is_killed(self, process: "subprocess.Popen[bytes]", seen: int, waiting: list[Kill]) -> bool:
+        """Watch the loop to its end and return whether it was itself killed."""
         while process.poll() is None:
-            for entry in list(read_journal(self.journal))[seen:]:
+            for entry in self.lines()[seen:]:
                 seen += 1
                 border = (entry["event"], entry.get("station", ""))
-                if border in waiting:
-                    waiting.remove(border)
-                    self.kills.append(border)
-                    process.kill()
-                    process.wait()
-                    return True
+                kill = next((each for each in waiting if each.border == border), None)
+                if kill is None:
+                    continue
+                waiting.remove(kill)
+                if kill.way == "a process below":
+                    self.made[kill.way] += kill_below(process)
+                    continue
+                time.sleep(kill.delay_s)
+                process.kill()
+                process.wait()
+                self.made[kill.way] += 1
+                return True
             time.sleep(0.005)
         return False
 
-    def _lines(self) -> int:
-        return len(list(read_journal(self.journal)))
+    def lines(self) -> list[dict[str, Any]]:
+        return [*read_journal(home() / "cycles" / NAME / "cycle.jsonl")]
+
+
+def kill_below(process: "subprocess.Popen[bytes]") -> int:
+    """Kill the first process that the loop starts in this station; return how many were killed."""
+    while process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    child.kill()
+                    return 1
+        time.sleep(0.005)
+    return 0
 
 
 def summary() -> dict[str, Any]:

@@ -7,12 +7,23 @@ from typing import Any
 
 import pytest
 import yaml
-from cycle.small import NAME, KilledLoop, append_rows, make_config, make_rows, poisoned, summary, vouch
+from cycle.small import (
+    FORKED,
+    NAME,
+    UNTIMED,
+    Kill,
+    KilledLoop,
+    append_rows,
+    make_config,
+    make_rows,
+    poisoned,
+    summary,
+    vouch,
+)
 from serve.hive import gateway
 
 from hivetune.base.database import open_database
 from hivetune.base.documents import read_document
-from hivetune.base.journal import read_journal
 from hivetune.cycle.record import cycles_of
 from hivetune.release.registry import releases
 
@@ -44,18 +55,19 @@ def test_a_cycle_its_domain_and_a_poisoned_night(own_home: Path, tmp_path: Path)
     config, file = make_config(tmp_path, by="agent"), tmp_path / "rows.jsonl"
     vouch()
     config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "learning_rate": 0.003}))
-    killed = KilledLoop(config, tmp_path / "log")
+    killed = KilledLoop(config, tmp_path / "log", UNTIMED + FORKED)
     append_rows(file, [of_team(row) for row in make_rows(0, TEAM)])
     append_rows(file, [{**row, "agent": "it"} for row in make_rows(TEAM, OTHERS)])
-    killed.once([("opened", ""), ("begin", "train"), ("end", "judge"), ("begin", "promote")])
+    borders = (("opened", ""), ("begin", "train"), ("end", "judge"), ("begin", "promote"))
+    killed.once([Kill(border) for border in borders])
     with closing(open_database()) as database:
         (domain,) = cycles_of(database, DOMAIN)
         (release,) = releases(database, DOMAIN)
     assert (domain.end, domain.champion) == ("promoted", f"{NAME}@1"), killed.log.read_text()[-3000:]
     assert release.proof["domain"] == {"of": NAME, "by": "agent", "value": "billing team"}
     append_rows(file, [{**row, "agent": "it"} for row in poisoned(make_rows(TEAM + OTHERS, POISONED))])
-    killed.once([("begin", "judge")])
-    assert len(killed.kills) == 5, killed.kills
+    killed.once([Kill(("begin", "judge"))])
+    assert killed.made.total() == 5
     found = summary()
     assert [counts["rows_in"] for counts in found["rows"]] == [TEAM + OTHERS, TEAM + OTHERS + POISONED]
     with closing(open_database()) as database:
@@ -63,9 +75,7 @@ def test_a_cycle_its_domain_and_a_poisoned_night(own_home: Path, tmp_path: Path)
     assert first.end == "promoted" and second.end in ("promoted", "refused")
     assert second.end == "refused" or harm(second.run) < TOLERANCE
     assert second.end != "refused" or f"new since {NAME}@1: {POISONED} of " in second.reason
-    done = Counter(
-        (entry["cycle"], entry["station"]) for entry in read_journal(killed.journal) if entry.get("outcome") == "done"
-    )
+    done = Counter((entry["cycle"], entry["station"]) for entry in killed.lines() if entry.get("outcome") == "done")
     # The kill at a promotion's begin may come when the alias has moved and its end is not written yet.
     assert {count for (_, station), count in done.items() if station != "promote"} == {1}
     (champion,) = (label for label, *_, aliases in found["releases"] if "champion" in aliases)

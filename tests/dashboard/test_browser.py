@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from dashboard.shown import HOSTILE, SNAPSHOT, Shown, add_step, dashboard, everything, supervisor
+from dashboard.shown import SNAPSHOT, Shown, add_step, dashboard, everything, supervisor
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from programs import require_program
 
@@ -145,42 +145,6 @@ def test_every_page_can_be_used_by_everybody(browser: Browser, site: Site, schem
     tabs.close()
 
 
-def test_keys_are_enough_and_javascript_is_not_needed(browser: Browser, site: Site) -> None:
-    """A release is promoted with the keyboard alone, and rolled back in a browser that runs no script."""
-    tabs = Tabs(browser, site.shown)
-    page = tabs.page
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "content"
-    page.focus("nav a[href$='/releases']")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/releases")
-    page.focus("text=helpdesk@2")
-    page.keyboard.press("Enter")
-    page.focus("text=Promote ...")
-    page.keyboard.press("Enter")
-    page.focus("#reason")
-    page.keyboard.type("better")
-    page.keyboard.press("Enter")
-    expect(page.locator("h1")).to_have_text("helpdesk@2 is the champion")
-    tabs.close()
-    tabs = Tabs(browser, site.shown, java_script_enabled=False)
-    page = tabs.page
-    page.click("nav >> text=Runs")
-    page.click("a >> text=runs/going")
-    expect(page.locator("svg.chart")).to_have_count(5)
-    before = points(page)
-    grow(site.going, before + 1, before + 3)
-    page.reload()
-    assert points(page) == before + 3
-    page.goto(site.shown.url + "releases/helpdesk/2")
-    page.click("text=Roll back to helpdesk@1")
-    page.click("button >> text=Roll back")
-    expect(page.locator("h1")).to_contain_text("helpdesk@1 is the champion again")
-    tabs.close()
-
-
 def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
     browser: Browser, own_home: Path, tmp_path: Path
 ) -> None:
@@ -219,39 +183,6 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
             for (_, drawn), (_, loss) in zip(drawn_loss(page), truth, strict=True):
                 assert drawn == pytest.approx(loss, abs=0.01)  # a tenth of a pixel of 186 for about 2 nats
             tabs.close()
-
-
-def test_a_person_signs_in_acts_and_signs_out(browser: Browser, site: Site) -> None:
-    shown = site.shown
-    tabs = Tabs(browser, shown)
-    page = tabs.page
-    assert "hivetune-dashboard" not in page.evaluate("document.cookie")
-    assert shown.token not in page.url
-    page.goto(shown.url + "releases/helpdesk/1")
-    expect(page.locator("main")).to_contain_text("no champion before it")
-    assert page.get_by_text("Roll back").count() == 0
-    page.goto(shown.url + "data")
-    page.select_option("#kind", "user")
-    page.fill("#value", HOSTILE)
-    page.click("button >> text=Forget ...")
-    expect(page.locator("h1")).to_contain_text("Forget the user")
-    page.click("button >> text=Forget")
-    expect(page.locator("main")).to_contain_text("1 interactions were removed")
-    other = tabs.context.new_page()
-    other.goto(shown.url)
-    page.click("text=Sign out")
-    expect(page.locator("#token")).to_be_visible()
-    expect(other.locator("#token")).to_be_visible()  # and does not say that the dashboard does not answer
-    other.close()
-    page.fill("#token", "wrong")
-    page.click("button >> text=Sign in")
-    expect(page.get_by_role("alert")).to_contain_text("not the token")
-    page.goto(shown.url + "runs")
-    expect(page.locator("#token")).to_be_visible()
-    page.fill("#token", shown.token)
-    page.click("button >> text=Sign in")
-    expect(page.locator("h1")).to_have_text("Now")
-    tabs.close()
 
 
 def test_a_hundred_answers_are_reviewed_by_keyboard_alone(browser: Browser, own_home: Path, tmp_path: Path) -> None:

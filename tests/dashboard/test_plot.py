@@ -21,16 +21,6 @@ def test_a_plot_is_within_its_frame_and_escaped() -> None:
     assert "style=" not in drawn and "onclick" not in drawn
 
 
-@pytest.mark.parametrize("points", [[], [(1.0, 2.0)]])
-def test_too_few_points_are_no_plot(points: list[tuple[float, float]]) -> None:
-    assert plot("t", "-", [Curve("a", "raw", points)]) == ""
-
-
-@pytest.mark.parametrize("value", [0.0, 5.0, -3.0, 1e-12, 1e9])
-def test_a_level_line_can_be_drawn(value: float) -> None:
-    assert "nan" not in plot("t", "-", [Curve("a", "raw", [(1.0, value), (2.0, value)])])
-
-
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
     [(0, 10, [0, 2, 4, 6, 8, 10]), (1.9, 3.4, [2, 2.5, 3]), (0, 1e9, [0, 2e8, 4e8, 6e8, 8e8, 1e9]), (3, 3, [3])],

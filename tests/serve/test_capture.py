@@ -1,7 +1,6 @@
 """What the gateway stores: each answer once and durable before its last byte, redacted, and rated by its own client."""
 
 import json
-import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ import pytest
 from serve.hive import stored
 from serve.stage import CHAT, QUESTION, Stage, events, on_stage, said
 
-from hivetune.base.database import open_database, transaction
+from hivetune.base.database import open_database
 from hivetune.data.forget import forget
-from hivetune.errors import NotThere, UsageError
+from hivetune.errors import NotThere
 from hivetune.serve import capture
 from hivetune.serve.capture import CapturedAnswer, Feedback, label_of, store_entries
-from hivetune.serve.guard import client_of, make_client
 
 BETTER = {"correction": "a better one"}
 ANSWER = {"role": "assistant", "content": "an answer"}
@@ -47,26 +45,6 @@ def test_a_rating_and_a_correction_come_in_any_order(said: Said, feedback: int, 
     assert (found, row["messages"][-1]["content"]) == (feedback, answer)
     is_corrected = answer != ANSWER["content"]
     assert is_corrected != bool(row.keys() & {"finish_reason", "logprob", "answered_by"}), "those are of the answer"
-
-
-def test_two_who_make_a_token_of_one_name_do_not_take_it_from_each_other() -> None:
-    refused: list[str] = []
-
-    def make() -> None:
-        with closing(open_database()) as database, pytest.raises(UsageError) as raised:
-            make_client(database, "a b")
-        refused.append(raised.value.hint)
-
-    with closing(open_database()) as database:
-        other = threading.Thread(target=make)
-        with transaction(database):
-            other.start()
-            other.join(0.2)
-            database.execute("INSERT INTO clients VALUES ('a b', 'hash of its token', 0, NULL)")
-        other.join(30)
-        assert refused == ["revoke it first: hivetune clients --revoke 'a b'"]
-        token = make_client(database, "c")
-        assert client_of(database, token) == "c" and client_of(database, "hash of its token") is None
 
 
 BEGUN = [*QUESTION["messages"], {"role": "assistant", "content": [{"type": "text", "text": "Press "}]}]

@@ -4,22 +4,18 @@ import asyncio
 import socket
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from serve.stage import CHAT, TOKENS, Stage, on_stage, said
 
 from hivetune.errors import MachineNotFit
 from hivetune.serve import run
-from hivetune.serve.api import page_routes, told_unless_cancelled
+from hivetune.serve.api import page_routes
 from hivetune.serve.guard import Door, Guard
 from hivetune.serve.route import Withdrawn
 
 HEADERS = {"Authorization": "Bearer token-a"}
-
-
-def test_on_the_usual_port_clients_leave_it_out() -> None:
-    assert run.own_hosts(("box", "::1"), 80) == {"box:80", "box", "[::1]:80", "[::1]"}
-    assert run.own_hosts(("box",), 8642) == {"box:8642"}
 
 
 @on_stage()
@@ -42,14 +38,6 @@ async def test_what_is_not_there_is_told_with_what_is(stage: Stage) -> None:
     assert "'nobody' is not served" in nobody.json()["error"]["message"]
 
 
-@on_stage(labels=("a@1", "a@2"))
-async def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason(stage: Stage) -> None:
-    stage.wants(refused={"a@2": (Withdrawn, "was rolled back: 12 of 20 answers failed")})
-    answer = await stage.ask(model="a@2")
-    assert answer.status_code == 410 and "12 of 20 answers failed" in answer.json()["error"]["message"]
-    assert (await stage.ask(model="a")).json()["model"] == "a@1"
-
-
 def test_the_chat_pages_of_two_homes_sign_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gateways have two ports of one host, which share their cookies."""
     cookies: dict[str, str] = {}
@@ -68,17 +56,6 @@ def test_the_chat_pages_of_two_homes_sign_nobody_out(tmp_path: Path, monkeypatch
         monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / str(number)))
         Stage().play(scene)
     assert len(cookies) == 2 and set(cookies.values()) == {"token-a"}
-
-
-@on_stage()
-async def test_a_champion_that_is_damaged_is_not_unknown(stage: Stage) -> None:
-    """Clients were told that the model is not served, as of a misspelled name, and did not try again."""
-    damaged = (MachineNotFit, "can't be served: sales@1 is damaged")
-    stage.wants(refused={"sales": damaged, "sales@1": damaged})
-    for model in ("sales", "sales@champion", "sales@1"):
-        answer = await stage.ask(model=model)
-        assert answer.status_code == 503 and f"{model} can't be served: " in answer.json()["error"]["message"]
-    assert (await stage.ask(model="sale")).status_code == 404
 
 
 @on_stage()
@@ -125,38 +102,6 @@ async def test_a_release_that_fails_before_its_first_byte_is_rolled_back(stage: 
     assert label == "helpdesk@2" and "failed" in reason
 
 
-@on_stage()
-async def test_only_the_end_of_a_cancelled_wait_is_not_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(told_unless_cancelled)
-    wait = loop.create_future()
-    wait.cancel()
-    loop.call_soon(wait.set_result, None)
-    loop.call_soon(int, "no number")
-    await asyncio.sleep(0)
-    assert "ValueError" in caplog.text and "InvalidStateError" not in caplog.text
-
-
-def test_answers_are_not_held_back_by_nagle() -> None:
-    """asyncio sets TCP_NODELAY only on sockets that name their protocol; without it small answers took 40 ms more."""
-
-    async def accepted_with_nodelay() -> bool:
-        listening = run.listen_on("127.0.0.1", 0)
-        found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            accepted = writer.get_extra_info("socket")
-            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0)
-            writer.close()
-
-        server = await asyncio.start_server(connected, sock=listening)
-        async with server:
-            with socket.create_connection(listening.getsockname()):
-                return await asyncio.wait_for(found, 10)
-
-    assert asyncio.run(accepted_with_nodelay())
-
-
 def test_a_bug_in_what_loads_models_ends_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would answer 503 for ever, and nobody would restart it."""
 
@@ -166,3 +111,26 @@ def test_a_bug_in_what_loads_models_ends_the_gateway(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(run.Registry, "read", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run.run_gateway(run.GatewaySettings(port=0, capture=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "models"),
+    [(Withdrawn, 410, ("a@2",)), (MachineNotFit, 503, ("sales", "sales@champion", "sales@1"))],
+)
+@on_stage(labels=("a@1", "a@2"))
+async def test_what_was_rolled_back_or_is_damaged_says_why(
+    stage: Stage, kind: Any, status: int, models: tuple[str, ...]
+) -> None:
+    """Clients were told of a damaged champion that the model is not served, and did not try again."""
+    stage.wants(refused=dict.fromkeys((*models, "sales"), (kind, "can't be served: 12 of 20 answers failed")))
+    for model in models:
+        answer = await stage.ask(model=model)
+        assert answer.status_code == status and "12 of 20 answers failed" in answer.json()["error"]["message"]
+    assert (await stage.ask(model="a")).json()["model"] == "a@1"
+    assert (await stage.ask(model="sale")).status_code == 404
+
+
+def test_answers_are_not_held_back_by_nagle() -> None:
+    """asyncio sets TCP_NODELAY only on sockets that name their protocol; without it small answers took 40 ms more."""
+    with run.listen_on("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP

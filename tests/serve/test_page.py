@@ -72,10 +72,6 @@ class Watched:
         self.page.unroute(ANSWERS)
         self.page.route(ANSWERS, lambda route: route.fulfill(body=body, **more))
 
-    def fits(self) -> bool:
-        """Return whether nothing is wider than the window."""
-        return bool(self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
-
 
 def piece(text: str) -> str:
     return json.dumps({"id": "hive-1", "choices": [{"delta": {"content": text}}]})
@@ -143,29 +139,6 @@ def test_what_a_model_says_is_text_and_a_failure_gives_the_question_back(browser
     assert page.text_content("#status") == "<i>the model server is lost</i>"
     assert page.input_value("#text") == "again" and page.locator(".turn").count() == 2
     assert watched.wrong == [] and page.title() == "Hivetune chat"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_in_light_and_dark(browser: Browser, stubbed: Running, scheme: str) -> None:
-    watched = Watched(browser, stubbed.url, color_scheme=scheme, viewport={"width": 400, "height": 700})
-    page = watched.page
-    assert watched.fits()
-    watched.sign_in()
-    long = "x" * 3000 + "\n" + "word " * 300
-    watched.is_answered(piece(long), "[DONE]")
-    watched.ask(long)
-    page.wait_for_selector(".meta")
-    assert watched.fits() and page.locator("#ask").bounding_box()["y"] < 700  # type: ignore[index]
-    ink, paper = page.evaluate(
-        "[getComputedStyle(document.body).color, getComputedStyle(document.querySelector('textarea')).backgroundColor]"
-    )
-    assert (brightness(ink) > brightness(paper)) is (scheme == "dark")
-    assert watched.wrong == []
-
-
-def brightness(color: str) -> int:
-    """Return the brightness of a CSS colour as browsers compute it: rgb(r, g, b)."""
-    return sum(int(part) for part in color[color.index("(") + 1 : -1].split(",")[:3])
 
 
 def test_a_person_whose_token_was_revoked_signs_in_again(browser: Browser, stubbed: Running) -> None:
