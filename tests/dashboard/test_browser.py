@@ -17,7 +17,7 @@ from hivetune.base.database import open_database
 from hivetune.base.journal import Journal, read_journal
 from hivetune.dashboard.watched import run_id
 from hivetune.run.folder import METRICS
-from hivetune.serve.capture import CapturedAnswer, store_entries
+from hivetune.serve.capture import CapturedAnswer, store_answer
 
 pytestmark = pytest.mark.slow
 
@@ -190,10 +190,8 @@ def test_a_hundred_answers_are_reviewed_by_keyboard_alone(browser: Browser, own_
     with closing(open_database()) as database:
         asked = [{"role": "user", "content": "What is 2 + 2?"}]
         answer = {"role": "assistant", "content": "five"}
-        entries = [
-            CapturedAnswer(f"hive-{n:024}", "demo@1", asked, answer, client="c", time=float(n)) for n in range(100)
-        ]
-        store_entries(database, entries)
+        for n in range(100):
+            store_answer(database, CapturedAnswer(f"hive-{n:024}", "demo@1", asked, answer, client="c", time=float(n)))
 
     def ratings() -> dict[float | None, int]:
         with closing(open_database()) as database:

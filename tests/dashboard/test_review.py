@@ -19,7 +19,7 @@ from hivetune.dashboard.review import ROWS_A_PAGE, do_act, newest_acts, review_r
 from hivetune.data.forget import forget
 from hivetune.data.intake.interactions import Batch, Delivery, commit_batch, load_set_aside
 from hivetune.errors import UsageError
-from hivetune.serve.capture import CapturedAnswer, Feedback, Rating, store_entries
+from hivetune.serve.capture import CapturedAnswer, Feedback, Rating, store_answer, store_feedback
 
 
 def captured(number: int, rating: Rating | None = None, answer: str = "four", logprob: float | None = None) -> str:
@@ -28,7 +28,9 @@ def captured(number: int, rating: Rating | None = None, answer: str = "four", lo
     said = {"role": "assistant", "content": answer}
     entry = CapturedAnswer(identity, "demo@1", asked, said, client="c", time=1000.0 + number, logprob=logprob)
     with closing(open_database()) as database:
-        store_entries(database, [entry, *([Feedback(identity, "c", rating)] if rating else [])])
+        store_answer(database, entry)
+        if rating:
+            store_feedback(database, Feedback(identity, "c", rating))
     return identity
 
 
@@ -65,7 +67,7 @@ def test_the_worst_rated_come_first_then_the_least_certain_then_the_newest(own_h
 def test_rows_are_filtered_by_what_became_of_them_and_by_what_clients_said(own_home: Path) -> None:
     plain, wrong, liked = captured(1), captured(2), captured(3, "up")
     with closing(open_database()) as database:
-        store_entries(database, [Feedback(wrong, "c", "down", "five", "It is too Short.")])
+        store_feedback(database, Feedback(wrong, "c", "down", "five", "It is too Short."))
     assert [row.id for row in shown(rating="corrected")] == [wrong]
     assert [row.id for row in shown(rating="nobody approved")] == [plain]
     (said,) = shown(reason="too short")

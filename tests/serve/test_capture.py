@@ -14,7 +14,7 @@ from hivetune.base.database import open_database
 from hivetune.data.forget import forget
 from hivetune.errors import NotThere
 from hivetune.serve import capture
-from hivetune.serve.capture import CapturedAnswer, Feedback, label_of, store_entries
+from hivetune.serve.capture import CapturedAnswer, Feedback, label_of, store_answer, store_feedback
 
 BETTER = {"correction": "a better one"}
 ANSWER = {"role": "assistant", "content": "an answer"}
@@ -38,8 +38,9 @@ def rows() -> list[dict[str, Any]]:
 def test_a_rating_and_a_correction_come_in_any_order(said: Said, feedback: int, answer: str) -> None:
     with closing(open_database()) as database:
         entry = CapturedAnswer("hive-1", "a@1", QUESTION["messages"], ANSWER, finish="length", logprob=-1.0)
-        assert store_entries(database, [entry]) == 1
-        store_entries(database, [Feedback("hive-1", "me", **each) for each in said])
+        assert store_answer(database, entry) == 1
+        for each in said:
+            assert store_feedback(database, Feedback("hive-1", "", **each)) == "a@1"
     ((found, text),) = stored("feedback, row")
     row = json.loads(text)
     assert (found, row["messages"][-1]["content"]) == (feedback, answer)
@@ -195,7 +196,7 @@ async def test_names_are_redacted_and_can_be_forgotten_and_our_own_tokens_are_se
         assert forget(database, "user", "ann@acme-widgets.com").interactions == 1
         assert forget(database, "session", "call of bob@acme-widgets.com").interactions == 1
         entry = CapturedAnswer("hive-9", "a@1", [], ANSWER, user="ann@acme-widgets.com")
-        assert store_entries(database, [entry]) == 0  # and stays away
+        assert store_answer(database, entry) == 0  # and stays away
 
 
 @on_stage(captures=True)

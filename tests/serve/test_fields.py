@@ -170,14 +170,10 @@ ERROR = {"code": 400, "message": "x", "type": "exceed_context_size_error", "n_pr
 async def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(stage: Stage) -> None:
     """Whoever finds it: the server, or the gateway before it reads a text that no context holds."""
     for text in ("hello", "hello " * 40_000):
-        for path, field, value in (
-            (CHAT, "messages", [{"role": "user", "content": text}]),
-            ("/v1/completions", "prompt", text),
-        ):
-            answer = await stage.post({field: value}, path)
-            told = answer.json()["error"]
-            assert (answer.status_code, told["param"], told["code"]) == (400, field, "context_length_exceeded")
-            assert "do not fit into the context of 4,096 tokens" in told["message"] and "--context" in told["message"]
+        answer = await stage.ask(messages=[{"role": "user", "content": text}])
+        told = answer.json()["error"]
+        assert (answer.status_code, told["param"], told["code"]) == (400, "messages", "context_length_exceeded")
+        assert "do not fit into the context of 4,096 tokens" in told["message"] and "--context" in told["message"]
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -205,26 +201,10 @@ async def test_schemas_are_bounded(stage: Stage) -> None:
     assert stage.asked[0][1]["response_format"] == form
 
 
-TEXT = {"choices": [{"index": 0, "text": "three", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
-
-
-@on_stage(answer=lambda path, body: httpx2.Response(200, json=TEXT))
-async def test_completions_refuse_what_they_can_not_honour(stage: Stage) -> None:
-    wrong = ({"logprobs": 5}, {"n": 2}, {"echo": True}, {"suffix": "x"}, {"best_of": 3})
-    prompts: tuple[Any, ...] = (["one", "two"], [], [1, 2], [[1, 2]], 5)
-    for extra in (*wrong, *({"prompt": prompt} for prompt in prompts)):
-        answer = await stage.post({"prompt": "one two", **extra}, "/v1/completions")
-        assert answer.status_code == 400, answer.text
-        assert answer.json()["error"]["param"].partition("[")[0] == next(iter(extra))
-    for prompt in ("one two", ["one two"]):
-        ok = await stage.post({"prompt": prompt, "n": 1, "max_tokens": 3}, "/v1/completions")
-        assert ok.status_code == 200 and stage.asked[-1][1]["prompt"] == "one two"
-
-
 def test_every_field_stands_in_the_documentation() -> None:
     page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
     table = set(re.findall(r"`(\w+)`", page))
-    of = (tables.FORWARDED, tables.FORWARDED_OF_CHATS, tables.OBEYED, tables.TEMPLATE, tables.HINTS)
+    of = (tables.FORWARDED, tables.OBEYED, tables.TEMPLATE, tables.HINTS)
     assert {name for fields in of for name in fields} - table == set()
 
 

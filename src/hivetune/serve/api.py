@@ -35,7 +35,7 @@ from hivetune.serve.route import GREEDY, Withdrawn
 from hivetune.serve.servers import Keeper
 from hivetune.serve.watch import Watch
 
-DIALECTS: tuple[Dialect, ...] = (*OPENAI, RESPONSES, anthropic.ANTHROPIC, *ollama.OLLAMA)
+DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, anthropic.ANTHROPIC, *ollama.OLLAMA)
 # Requests at once, waiting ones included: each holds a connection, of which a process has a limited number.
 MAX_OPEN_PER_CLIENT = 1024
 # Of a header: sessions are remembered, one for each slot.
@@ -171,7 +171,7 @@ class Gateway:
             client,
             session=_named(http, "x-session-id", fields, "session_id") or fields.get("user"),
             declared=_declared(http, fields),
-            captures=is_wished and "messages" in fields and self.capture is not None,
+            captures=is_wished and self.capture is not None,
         )
 
     async def _stream(self, request: Request, pieces: Pieces) -> AsyncGenerator[bytes]:

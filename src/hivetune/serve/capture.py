@@ -104,31 +104,19 @@ class Capture:
         try:
             self._database = self._database or open_database()
             if isinstance(entry, Feedback):
-                label = label_of(self._database, entry.id, entry.client)
+                label = store_feedback(self._database, entry)
             else:
                 label = entry.label
-            self.captured += store_entries(self._database, [entry])
+                self.captured += store_answer(self._database, entry)
             self.problem = ""
             return label
         except (NotThere, UsageError):
             raise
-        except _UNSTORABLE as error:
+        except (*_UNSTORABLE, HivetuneError, sqlite3.Error, OSError) as error:
             self.left_out += 1
-            raise MachineNotFit(f"it can't be stored: {type(error).__name__}") from None
-        except (HivetuneError, sqlite3.Error, OSError) as error:  # a full disk, a busy database
-            self.left_out += 1
-            self.problem = str(error)
+            # A full disk, a busy database; or a value that no row holds, which is nothing that /health tells.
+            self.problem = "" if isinstance(error, _UNSTORABLE) else str(error)
             raise MachineNotFit(f"it can't be stored now: {error}", hint="try again later") from None
-
-
-def store_entries(database: sqlite3.Connection, entries: Sequence[CapturedAnswer | Feedback]) -> int:
-    """Commit entries in order and return how many answers are new. Raises DoesNotFit, Busy."""
-    answers = [_delivery(entry) for entry in entries if isinstance(entry, CapturedAnswer)]
-    stored = commit_batch(database, Batch(SOURCE, answers)).stored if answers else 0
-    for entry in entries:
-        if isinstance(entry, Feedback):
-            _join(database, entry)
-    return stored
 
 
 def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
@@ -151,8 +139,8 @@ def messages_of(answer: str, client: str) -> list[dict[str, Any]]:
     return [*json.loads(row)["messages"]]
 
 
-def _delivery(entry: CapturedAnswer) -> Delivery:
-    """Return an answer as a row to store."""
+def store_answer(database: sqlite3.Connection, entry: CapturedAnswer) -> int:
+    """Commit an answer as a row, and return whether it is new: 1 or 0. Raises DoesNotFit, Busy."""
     # `answered_by`: these are not a person's words, so they are learned only where docs/serve.md says.
     row: dict[str, Any] = {"messages": [*entry.messages, entry.answer], "answered_by": entry.label}
     row["latency_s"] = round(entry.seconds, 3)
@@ -170,29 +158,30 @@ def _delivery(entry: CapturedAnswer) -> Delivery:
     clean |= {key: redacted_name(value) for key, value in names.items() if value is not None}
     clean |= {"client": entry.client} if entry.client else {}
     source = f"{SOURCE}:{entry.label}"
-    return Delivery(source, source, clean, id=entry.id, time=entry.time)
+    delivery = Delivery(source, source, clean, id=entry.id, time=entry.time)
+    return commit_batch(database, Batch(SOURCE, [delivery])).stored
 
 
-def _join(database: sqlite3.Connection, entry: Feedback) -> None:
-    """Store feedback beside its answer and in it. A correction replaces the answer, which becomes `rejected_answer`."""
+def store_feedback(database: sqlite3.Connection, entry: Feedback) -> str:
+    """Store feedback beside its answer and in it, and return the release that answered. A correction replaces the
+    answer, which becomes `rejected_answer`. Raises NotThere, UsageError."""
     correction, reason = (None if text is None else _clean(text) for text in (entry.correction, entry.reason))
     with transaction(database):
-        stored = database.execute("SELECT row, source FROM interactions WHERE id = ?", (entry.id,)).fetchone()
-        if stored is None:  # it was not captured, or was forgotten
-            return
-        label = str(stored[1]).removeprefix(f"{SOURCE}:")
+        label = label_of(database, entry.id, entry.client)
+        (text,) = database.execute("SELECT row FROM interactions WHERE id = ?", (entry.id,)).fetchone()
         database.execute(
             "INSERT INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (answer) DO UPDATE SET"
             " rating = coalesce(excluded.rating, rating), correction = coalesce(excluded.correction, correction),"
             " reason = coalesce(excluded.reason, reason), client = excluded.client, time = excluded.time",
             (entry.id, label, entry.rating, correction, reason, entry.client, time.time()),
         )
-        row = json.loads(stored[0])
+        row = json.loads(text)
         if correction is not None:
             row = correct_row(row, correction)
         if entry.rating is not None:
             row = rate_row(row, entry.rating)
         change_row(database, entry.id, row, row.get("feedback"))
+    return label
 
 
 def rate_row(row: Mapping[str, Any], rating: Rating) -> dict[str, Any]:

@@ -183,9 +183,10 @@ _FORM |= _object({"type": Literal["text", "json_object"]})
 # grammar (ggml-org/llama.cpp#22234), move adapters and slots, or cost a gigabyte (`n_probs`). So these are all, and no
 # other is ignored in silence, which misleads clients.
 #
-# Sent on, of chats and of completions.
+# Sent on.
 FORWARDED = {
     "max_tokens": _range(int, 1, MAX_TOKENS),
+    "max_completion_tokens": _range(int, 1, MAX_TOKENS),
     "temperature": _range(float, 0, 2),
     "top_p": _range(float, 0, 1),
     "top_k": _range(int, 0, 1 << 20),
@@ -198,10 +199,6 @@ FORWARDED = {
     "logit_bias": _sized(dict[_Token, _Bias], 1024),
     "stream": bool,
     "stream_options": _object({}, include_usage=bool, include_obfuscation=Literal[False]),
-}
-# Sent on, of chats alone.
-FORWARDED_OF_CHATS = {
-    "max_completion_tokens": _range(int, 1, MAX_TOKENS),
     "logprobs": bool,
     "top_logprobs": _range(int, 0, MAX_LOGPROBS),
     "tools": _list(_TOOL, 128),
@@ -215,6 +212,7 @@ OBEYED = {
     "user": _sized(str, 512),
     "metadata": _sized(dict[_Key, str | int | float | bool], 16),  # as OpenAI's API
     "n": Literal[1],
+    "modalities": list[Literal["text"]],
 }
 # Arguments of the chat template, where it knows them.
 TEMPLATE = {"reasoning_effort": _NAME, "enable_thinking": bool}
@@ -226,23 +224,11 @@ HINTS = {
     "service_tier": _NAME,
     "verbosity": _NAME,
 }
-_SENT_ON = {*FORWARDED, *FORWARDED_OF_CHATS, "messages", "prompt"}
+_SENT_ON = {*FORWARDED, "messages"}
 _USED_METADATA = frozenset(("agent", "category", "session_id"))
 
 Api = TypeAdapter[dict[str, Any]]
-_COMMON = {**FORWARDED, **OBEYED, **HINTS}
-CHAT_FIELDS: Api = TypeAdapter(
-    _object(
-        {"messages": _list(_TURN, least=1)},
-        **_COMMON,
-        **FORWARDED_OF_CHATS,
-        **TEMPLATE,
-        modalities=list[Literal["text"]],
-    )
-)
-# LangChain sends a list of one.
-_PROMPT = _checked(str | _list(str, 1, 1), lambda prompt: prompt if isinstance(prompt, str) else prompt[0])
-TEXT_FIELDS: Api = TypeAdapter(_object({"prompt": _PROMPT}, **_COMMON, best_of=Literal[1], echo=Literal[False]))
+CHAT_FIELDS: Api = TypeAdapter(_object({"messages": _list(_TURN, least=1)}, **FORWARDED, **OBEYED, **TEMPLATE, **HINTS))
 FEEDBACK_FIELDS: Api = TypeAdapter(
     _object({"id": _NAME}, rating=Literal["up", "down"], correction=_NOT_BLANK, reason=_sized(str, 10_000))
 )

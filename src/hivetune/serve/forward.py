@@ -14,7 +14,7 @@ import httpx2
 
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.serve.fields import ignored_fields, too_long, upstream_fields
-from hivetune.serve.request import Block, Request
+from hivetune.serve.request import CHAT, Block, Request
 from hivetune.serve.route import GREEDY
 from hivetune.serve.servers import BackendRetired, Keeper, LiveBackend
 from hivetune.serve.turns import Ticket
@@ -74,7 +74,7 @@ async def forward(keeper: Keeper, request: Request) -> AsyncIterator[AsyncGenera
                 # same again.
                 repeatable = {"cache_prompt": False} if "seed" in request.fields else {}
                 content = json.dumps({**sent, **live.pinned(ticket), **repeatable}).encode()
-                asking = live.client.stream("POST", dialect.upstream, content=content, headers=_JSON)
+                asking = live.client.stream("POST", CHAT, content=content, headers=_JSON)
                 response = await stack.enter_async_context(asking)
                 if response.status_code != 200:
                     raise _refusal(response.status_code, await response.aread(), dialect.main_field)

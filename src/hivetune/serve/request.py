@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hivetune.serve.fields import CHAT_FIELDS, TEXT_FIELDS, Api, checked_fields
+from hivetune.serve.fields import CHAT_FIELDS, checked_fields
 
 CHAT = "/v1/chat/completions"
 
@@ -61,7 +61,7 @@ class Said:
         for choice in piece.get("choices", ()):
             said = choice.get("delta") or choice.get("message") or {}
             self.finish = choice.get("finish_reason") or self.finish
-            thought, text = said.get("reasoning_content"), said.get("content") or choice.get("text")
+            thought, text = said.get("reasoning_content"), said.get("content")
             grown += [(self._last("thought", thought), thought)] if thought else []
             grown += [(self._last("text", text), text)] if text else []
             for number, part in enumerate(said.get("tool_calls") or ()):
@@ -191,9 +191,7 @@ Recall = Callable[[str], list[dict[str, Any]]]
 class Dialect:
     """An API of the gateway."""
 
-    # Here, and the model server's that it is mapped to.
     path: str
-    upstream: str
     # The field that holds what is asked.
     main_field: str
     read: Callable[[Mapping[str, Any], Recall], Read]  # raises FieldRefused
@@ -204,14 +202,7 @@ class Dialect:
     thoughts: bool = True
 
 
-def _of_openai(path: str, main_field: str, fields: Api) -> Dialect:
-    def read(document: Mapping[str, Any], recall: Recall) -> Read:
-        return checked_fields(fields, document), {}
-
-    return Dialect(path, path, main_field, read, thoughts=False)
-
-
-OPENAI = (_of_openai(CHAT, "messages", CHAT_FIELDS), _of_openai("/v1/completions", "prompt", TEXT_FIELDS))
+OPENAI = Dialect(CHAT, "messages", lambda document, recall: (checked_fields(CHAT_FIELDS, document), {}), thoughts=False)
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 

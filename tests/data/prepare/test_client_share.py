@@ -9,7 +9,7 @@ import pytest
 from hivetune.base.database import open_database
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
-from hivetune.serve.capture import CapturedAnswer, Feedback, store_entries
+from hivetune.serve.capture import CapturedAnswer, Feedback, store_answer, store_feedback
 
 
 def approved(client: str, count: int, first: int) -> None:
@@ -20,7 +20,8 @@ def approved(client: str, count: int, first: int) -> None:
             asked = [{"role": "user", "content": f"What is {number} plus {7 * number + 1}?"}]
             answer = {"role": "assistant", "content": f"It is {8 * number + 1}, as {client} says."}
             entry = CapturedAnswer(identity, "demo@1", asked, answer, client=client, user=f"user-{number}")
-            store_entries(database, [entry, Feedback(identity, client, "up")])
+            store_answer(database, entry)
+            store_feedback(database, Feedback(identity, client, "up"))
 
 
 @pytest.mark.parametrize(

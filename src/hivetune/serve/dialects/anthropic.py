@@ -5,7 +5,7 @@ from typing import Any
 
 from hivetune.serve.dialects import base
 from hivetune.serve.dialects.base import Given, Stage
-from hivetune.serve.request import CHAT, Block, Dialect, Read, Recall, error_body
+from hivetune.serve.request import Block, Dialect, Read, Recall, error_body
 
 MESSAGES = "/v1/messages"
 _NAMES = {
@@ -113,4 +113,4 @@ class _Writer(base.BlockWriter):
         return error_body(502, message, path=MESSAGES)
 
 
-ANTHROPIC = Dialect(MESSAGES, CHAT, "messages", read, _Writer, names=_NAMES | {"enable_thinking": "thinking"})
+ANTHROPIC = Dialect(MESSAGES, "messages", read, _Writer, names=_NAMES | {"enable_thinking": "thinking"})

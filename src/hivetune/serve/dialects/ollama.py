@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.serve.dialects import base
 from hivetune.serve.dialects.base import Given, Stage
-from hivetune.serve.request import CHAT, Block, Dialect, Read, Recall, error_body
+from hivetune.serve.request import Block, Dialect, Read, Recall, error_body
 
 # Of the API that is spoken here: clients ask for it, and some refuse older ones.
 VERSION = "0.13.0"
@@ -139,6 +139,6 @@ def show(template: str, context_tokens: int, *, takes_tools: bool) -> dict[str, 
 
 
 OLLAMA = tuple(
-    Dialect(path, CHAT, field, _read, _Writer, "application/x-ndjson", _THINK)
+    Dialect(path, field, _read, _Writer, "application/x-ndjson", _THINK)
     for path, field in (("/api/chat", "messages"), (GENERATE, "prompt"))
 )

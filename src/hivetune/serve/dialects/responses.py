@@ -6,7 +6,7 @@ from typing import Any
 
 from hivetune.serve.dialects import base
 from hivetune.serve.dialects.base import Given, Stage
-from hivetune.serve.request import CHAT, Block, Dialect, Read, Recall, Request
+from hivetune.serve.request import Block, Dialect, Read, Recall, Request
 
 _NAMES = {
     **{name: name for name in ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "metadata", "user")},
@@ -150,4 +150,4 @@ def _event(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": f"response.{kind}", **fields}
 
 
-RESPONSES = Dialect("/v1/responses", CHAT, "input", _read, _Writer, names=_NAMES)
+RESPONSES = Dialect("/v1/responses", "input", _read, _Writer, names=_NAMES)
