@@ -94,16 +94,19 @@ def test_collecting_with_nohup_goes_on_when_the_terminal_closes(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_synth_writes_rows_that_are_checked_and_says_what_it_lacks(tmp_path: Path) -> None:
+def test_synth_writes_rows_that_are_checked_and_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANPATH", str(PAGES))
     pack, out = tmp_path / "bees.toml", tmp_path / "rows.jsonl"
     pack.write_text('category = "bees"\npages = ["combcopy(1)", "hivectl(1)"]\n')
-    words = ["synth", str(pack), str(PAGES), "--out", str(out), "--rows", "30"]
+    words = ["synth", str(pack), "--out", str(out), "--rows", "20"]
     document = json.loads(hivetune(*words, "--json").stdout)
-    assert (document["schema"], document["rows"], document["maker"]) == (1, 30, "templates")
+    assert (document["schema"], document["rows"], document["maker"]) == (1, 20, "templates")
     told = hivetune(*words).stdout
-    assert "bees\t30" in told and "30 rows, all synthetic" in told
+    assert "bees\t20" in told and "20 rows, all synthetic" in told
     checked = json.loads(hivetune("check", out, "--json").stdout)
-    assert checked["rejected"] == {} and checked["rows_in"] == 30 and checked["categories"]["bees"]
+    assert checked["rejected"] == {} and checked["rows_in"] == 20 and checked["categories"]["bees"]
     found = {one["category"]: one for one in json.loads(hivetune("synth", "--json").stdout)["categories"]}
     assert len(found) == 24 and found["python"]["pages"] > 50 and "policycoreutils" in found["selinux"]["install"]
     refused = hivetune("synth", "sytemd", "--out", out)

@@ -1,4 +1,4 @@
-"""Manual pages are read as what they document: options, sub-commands and settings, with their whole texts."""
+"""Manual pages are read as what they document: options and settings, with their whole texts."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ def page_of(tmp_path: Path, source: str) -> DocPage:
             "option",
             ["-a/--all-cells", "--limit", "-n/--dry-run", "--seal-after", "--no-seal-after", "--order", "--verbose"],
         ),
-        ("man1/hivectl.1", None, "command", ["list-bees", "open", "close", "enable", "disable"]),
+        ("man1/hivectl.1", None, "option", ["-q/--quiet", "--since"]),
         ("man8/waxd.8", ("waxd", "wax service of a hive"), "option", ["-d", "-f", "-p", "-t"]),
         ("man5/hive.unit.5", None, "directive", ["Queens=", "HoneyMax=", "HoneyLow="]),
         # xargs(1) escapes the second hyphen of --show-limits, ssh-keygen(1) lists `-1d:20110101` as a term.
@@ -56,6 +56,7 @@ def test_texts_are_whole() -> None:
     comb, ctl, wax = (read_manual(PAGES / name) for name in ("man1/combcopy.1", "man1/hivectl.1", "man8/waxd.8"))
     assert entries(comb, "option")["-a/--all-cells"] == "copy empty cells as well as full ones"
     assert "--limit" in comb.options and "--limits" not in comb.options
+    assert ctl.has_commands and not comb.has_commands
     assert entries(ctl, "option")["--since"].endswith("The queen's notes go back ten days.")
     assert wax.synopsis == ("waxd [-dt] [-f <config_file>] [-p <port>]",)
     assert entries(wax, "option")["-f"] == "Read config_file instead of /etc/waxd.conf."
@@ -148,14 +149,6 @@ def test_known_misreadings(source: str, options: dict[str, str], tmp_path: Path)
     found = {names: text.removesuffix("\n\n:") for names, text in entries(page, "option").items()}
     assert found == options and not entries(page, "directive")
     assert excerpt(entries(page, "option").get("--fast", "")) == options.get("--fast", "")  # up to the example
-
-
-@pytest.mark.parametrize(("place", "found"), [("[file]", ["melt"]), ("COMMAND [file]", ["readcells", "melt"])])
-def test_what_is_no_call_is_no_sub_command(place: str, found: list[str], tmp_path: Path) -> None:
-    """`bash readarray` runs a file; `systemctl start` is a call, as the synopsis says."""
-    text = f"comb [options] {place}\n.SH BUILTIN COMMANDS\n.TP\nreadcells\nRead cells into the variable CELLS.\n"
-    page = page_of(tmp_path, f"{text}.TP\nmelt\nMelt the wax of a comb, as `comb melt` does.\n")
-    assert list(entries(page, "command")) == found
 
 
 @pytest.mark.parametrize(

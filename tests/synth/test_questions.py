@@ -64,14 +64,11 @@ def test_sentences() -> None:
 
 def page(command: str, *synopsis: str, entries: tuple[DocEntry, ...] = ()) -> DocPage:
     text = "\n".join([*synopsis, *(f"{entry.usage} {entry.text}" for entry in entries)])
-    return DocPage(f"{command}(1)", Path("x"), command, "do it", synopsis, entries, (), text)
+    return DocPage(f"{command}(1)", Path("x"), command, "do it", synopsis, entries, text=text)
 
 
 def option(usage: str, text: str = "Print the name of every file that was read.", section: str = "OPTIONS") -> DocEntry:
     return DocEntry("option", (re.split("[ =[]", usage)[0],), usage, text, section)
-
-
-VERB = DocEntry("command", ("list",), "list", "List what is there.", "COMMANDS")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +87,7 @@ VERB = DocEntry("command", ("list",), "list", "List what is there.", "COMMANDS")
 )
 def test_an_option_is_typed_as_the_page_spells_it(found: DocEntry, typed: str) -> None:
     assert spelled_option(page("tidy", "tidy [OPTION]... PLACE"), found) == typed
-    assert spelled_option(page("tidy", "tidy [OPTION]", entries=(VERB,)), found) == "", "it may need a sub-command"
+    assert spelled_option(replace(page("tidy"), has_commands=True), found) == "", "it may need a sub-command"
 
 
 def test_what_two_options_do_is_asked_of_neither_and_help_never() -> None:

@@ -78,12 +78,12 @@ def test_the_same_seed_gives_the_same_file(hive_pack: Pack, library: Library, tm
 def test_categories_share_the_rows_and_an_empty_one_gives_its_share(
     hive_pack: Pack, library: Library, tmp_path: Path
 ) -> None:
-    one = replace(hive_pack, category="ctl", pages=("hivectl(1)",), documents=())
+    one = replace(hive_pack, category="copy", pages=("combcopy(1)",), documents=())
     two = replace(hive_pack, category="key", pages=("combkey(1)",), documents=())
     none = Pack(category="nothing", title="nothing", install="hives", pages=("nothing(1)",))
     document = make_rows([one, two, none], library, tmp_path / "rows.jsonl", rows=12, seed=0)
     kept = {c["category"]: c["kept"] for c in document["categories"]}
-    assert kept == {"ctl": 9, "key": 3, "nothing": 0}
+    assert kept == {"copy": 9, "key": 3, "nothing": 0}
     assert document["categories"][2]["install"] == "hives"
 
 

@@ -28,7 +28,6 @@ _OPTION_TERM = re.compile(r"--?[A-Za-z0-9?#@]")
 # A number is an option only as a single digit: `-0`, but neither `-1d` nor `-4w`, which are times.
 _OPTION_NAME = re.compile(r"--[A-Za-z0-9][\w+.-]*|-[A-Za-z?#@][\w+.-]*|-\d")
 _DIRECTIVE = re.compile(r"(?=[A-Z0-9]*[a-z])[A-Z][A-Za-z0-9]+=")
-_COMMAND = re.compile(r"[a-z][a-z0-9]*(?:[-_:][a-z0-9]+)*")
 _OF_COMMANDS = re.compile(r"COMMAND|SUBCOMMAND|ACTION|VERB|OPERATION")  # headings above sub-commands
 # Headings above options of a part of the command: "OPTIONS FOR PERF SCHED TIMEHIST" in perf-sched(1), "SUBSYSTEM" in
 # perf-bench(1), and "REPORT OPTIONS" in perf-lock(1), whose synopsis has the word.
@@ -157,11 +156,18 @@ def page_of(lines: Sequence[Line], path: Path, label: str, *, command: str | Non
     typed = _typed(command, synopsis) if command else None
     if not entries and not (typed and summary):
         raise NotUnderstood("nothing is documented in a form that is understood")
-    unique: dict[tuple[str, tuple[str, ...]], DocEntry] = {}  # a page may show an option twice: the first counts
-    for entry in entries:
-        if entry.kind != "command" or _is_command_of(typed, entry.names[0], synopsis, text):
-            unique.setdefault((entry.kind, entry.names), entry)
-    return DocPage(label, path, typed, summary, synopsis, tuple(_without_shared(list(unique.values()))), (), text)
+    # A page may show an option twice: the first counts.
+    unique = {(entry.kind, entry.names): entry for entry in reversed(entries)}
+    return DocPage(
+        label,
+        path,
+        command=typed,
+        summary=summary,
+        synopsis=synopsis,
+        entries=tuple(_without_shared(list(reversed(unique.values())))),
+        has_commands=any(_OF_COMMANDS.search(heading.upper()) for heading, _ in sections),
+        text=text,
+    )
 
 
 def _is_of_all(heading: str, synopsis_words: Collection[str]) -> bool:
@@ -307,25 +313,13 @@ def _text_below(body: Sequence[Line], start: int, indent: int, first: str) -> st
 def _kind(term: str, heading: str) -> EntryKind | None:
     if _OPTION_TERM.match(term):  # below commands it is an option of one of them, as that of `ls` in sftp(1)
         return None if _OF_COMMANDS.search(heading.upper()) and "OPTION" not in heading.upper() else "option"
-    if _DIRECTIVE.match(term):
-        return "directive"
-    return "command" if _OF_COMMANDS.search(heading.upper()) and re.match(rf"{_COMMAND.pattern}\b", term) else None
+    return "directive" if _DIRECTIVE.match(term) else None
 
 
 def _names(kind: EntryKind, usage: str, terms: Sequence[Line]) -> tuple[str, ...]:
-    names: list[str] = []
-    if kind == "option":
-        names = [name for term in terms for name in _option_names(term)]
-    elif kind == "directive":
-        names = _DIRECTIVE.findall(usage)
-    else:
-        # `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder, at most three
-        for part in usage.split(", "):
-            words = part.split()
-            count = next((n for n, word in enumerate(words) if not _COMMAND.fullmatch(word)), len(words))
-            names.append(" ".join(words[: min(count, 3)]))
+    names = _DIRECTIVE.findall(usage) if kind == "directive" else [n for term in terms for n in _option_names(term)]
     # `-mdsp, -mno-dsp` of as(1) says what the first does.
-    return tuple(name for name in dict.fromkeys(filter(None, names)) if not ({*_without_no(name)} & {*names}))
+    return tuple(name for name in dict.fromkeys(names) if not ({*_without_no(name)} & {*names}))
 
 
 def _without_no(name: str) -> Iterator[str]:
@@ -357,27 +351,3 @@ def _typed(name: str, synopsis: Sequence[str]) -> str | None:
         if words and name.startswith(f"{words[0]}."):
             return words[0]  # sar.sysstat(1) documents sar
     return name if not synopsis or " " in name else None
-
-
-def _is_command_of(typed: str | None, name: str, synopsis: Sequence[str], text: str) -> bool:
-    """Return whether `typed name` is a call: the page writes it so, or its synopsis has a place for a command.
-
-    Pages list other things below such headings too: what a shell has built in, what is typed at a prompt.
-    """
-    if typed is None:
-        return False
-    called = rf"(?<![\w,)] )(?<![\w-]){re.escape(f'{typed} {name}')}(?![\w-])"
-    if name.split()[0] == typed.split()[0] or re.search(called, text):
-        return True
-    for line in (line for line in synopsis if line.startswith(f"{typed} ")):
-        words = without_brackets(line.removeprefix(typed)).split()
-        if words and re.fullmatch(r"\{?(?:SUB)?COMMAND\}?|VERB|<(?:sub)?command>", words[0]):
-            return True
-    return False
-
-
-def without_brackets(text: str) -> str:
-    """Return the synopsis without its optional parts."""
-    while (shorter := re.sub(r"\[[^\[\]]*\]", " ", text)) != text:
-        text = shorter
-    return text.replace("…", "...")

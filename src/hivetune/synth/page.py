@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-EntryKind = Literal["option", "command", "directive", "function"]
+EntryKind = Literal["option", "directive", "function"]
 
 # An option wherever it stands in a text: -n, --lines, -Wall; not a range (a-z), a number (-1) or a ruler (---).
 _OPTION = re.compile(r"(?<![\w/.+@-])(--[A-Za-z0-9][\w.-]*\w|--[A-Za-z]|-[A-Za-z?#@][\w-]*)")
@@ -46,6 +46,7 @@ class DocPage:
     synopsis: tuple[str, ...] = ()
     entries: tuple[DocEntry, ...] = ()
     passages: tuple[DocPassage, ...] = ()
+    has_commands: bool = False  # what is typed may need one of its sub-commands
     text: str = field(default="", repr=False)  # all that it says, for the checks
 
     @property

@@ -87,33 +87,27 @@ def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -
 
 
 def _of_entry(page: DocPage, entry: DocEntry, action: str, draw: random.Random) -> Iterator[Draft]:
-    """Yield the questions on an option, a sub-command or a setting."""
+    """Yield the questions on an option or a setting."""
     told = excerpt(entry.text, draw.choice(LENGTHS)) or excerpt(entry.text)
     # Each name does something else, or pgrep(1) says of pkill and pidwait "(pgrep only.)".
     of_another = (len(entry.names) > 2 and "respectively" in entry.text) or re.search(r"\(\w+ only\b", entry.text)
-    if not told or of_another or (entry.kind != "directive" and page.command is None):
+    if not told or of_another or (entry.kind == "option" and page.command is None):
         return
-    fields, source = _fields(page, entry, told), (entry.section, f"{entry.usage}\n{entry.text}")
+    name = max(entry.names, key=len) if entry.kind == "option" else entry.names[0]  # the longest spelling says most
+    fields = {"name": name, "names": " or ".join(f"`{each}`" for each in entry.names), "usage": entry.usage}
+    fields |= {"told": told, "page": page.label, "command": page.called}
+    source = entry.section, f"{entry.usage}\n{entry.text}"
     yield _draft("meaning", f"meaning.{entry.kind}", draw, fields, source)
     if not action or _is_of_several(entry) or any(name in action for name in entry.names):
         return
     fields["deed"] = action
-    right = entry.names if entry.kind == "option" else (fields["full"],)
+    right = entry.names if entry.kind == "option" else (name,)
     yield _draft("which", f"which.{entry.kind}", draw, fields, source, right=right)
     if entry.kind == "option" and (spelled := spelled_option(page, entry)):
         line = f"{page.command} {spelled} ..."
         yield _draft("command", "command.option", draw, {**fields, "line": line}, source, command=line, right=right)
-    if entry.kind == "option" and (wrong := _misspelled(page, fields["name"], draw)):
+    if entry.kind == "option" and (wrong := _misspelled(page, name, draw)):
         yield _draft("mistake", "mistake.option", draw, {**fields, "wrong": wrong}, source, absent=wrong, right=right)
-
-
-def _fields(page: DocPage, entry: DocEntry, told: str) -> dict[str, str]:
-    name = max(entry.names, key=len) if entry.kind == "option" else entry.names[0]  # the longest spelling says most
-    names = " or ".join(f"`{n}`" for n in entry.names)
-    fields = {"name": name, "names": names, "usage": entry.usage, "told": told, "page": page.label, "full": name}
-    if entry.kind == "command" and name.split()[0] != page.called.split()[0]:
-        fields["full"] = f"{page.called} {name}"
-    return fields | {"command": page.called, "parent": fields["full"].rpartition(" ")[0]}
 
 
 def _is_of_several(entry: DocEntry) -> bool:
@@ -179,7 +173,7 @@ def spelled_option(page: DocPage, entry: DocEntry) -> str:
 
     It is empty where that can't be told: the option may need another one, or a sub-command.
     """
-    needs_more = bool(options_in(entry.text) - {*entry.names}) or any(e.kind == "command" for e in page.entries)
+    needs_more = bool(options_in(entry.text) - {*entry.names}) or page.has_commands
     forms = [re.sub(r"\[[^\]]*\]", "", form).strip() for form in re.split(r", | \| ", entry.usage)]
     fitting = [match for form in forms if (match := _SPELLED.fullmatch(form))]
     if needs_more or len(entry.names) > len(fitting) or not _OF_THE_WHOLE.search(entry.section):
