@@ -7,8 +7,6 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
-from hivetune.models.prepared import SCHEMA
-
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -92,7 +90,7 @@ def write_model(folder: Path, family: str = "llama") -> Any:
             if "norm" in name:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder)
-    described = {"schema": SCHEMA, "name": family, "kind": "folder", "source": family, "revision": None}
+    described = {"schema": 1, "name": family, "kind": "folder", "source": family, "revision": None}
     described |= {"eos_ids": [end], "pad_id": 0, "bos_id": None, "template_sha256": "", "sizes": count_sizes(model)}
     (folder / "hivetune.json").write_text(json.dumps(described))
     (folder / "manifest.json").write_text("{}")

@@ -12,7 +12,6 @@ from hivetune.judge.statistics import (
     jackknife,
     loss_difference,
     paired_proportions,
-    proportion,
     rows_needed,
     sign_test_p,
     t_quantile,
@@ -78,14 +77,3 @@ def test_student_quantiles(degrees: int, table: float) -> None:
 
 def test_all_looks_together_spend_alpha() -> None:
     assert 0.0499 < math.fsum(alpha_of_look(look) for look in range(1, 100_000)) < 0.05
-
-
-@pytest.mark.parametrize(("share", "n"), [(0.5, 10), (0.9, 30), (0.98, 100), (0.2, 30)])
-def test_the_interval_of_a_share_holds_it_as_often_as_it_says(share: float, n: int) -> None:
-    rng = random.Random(n)
-    held = 0
-    for _ in range(4000):
-        low, high = proportion([rng.random() < share for _ in range(n)], range(n)).interval or (1, 0)
-        held += low <= share <= high
-    # Few counts are possible, so the coverage of any interval swings around 95 % with share and n.
-    assert 0.925 <= held / 4000 <= 0.99

@@ -1,4 +1,4 @@
-"""A server renders chats as training did, for templates that llama.cpp gives a value for thinking."""
+"""A server renders chats as training did, token by token, whatever a template reads besides the messages."""
 
 from pathlib import Path
 
@@ -6,7 +6,10 @@ import pytest
 from data.models import TEMPLATES, template_of
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
+from gguf_families import tokenizer_for
 
+from hivetune.data.render.answers import SpokenTemplate
+from hivetune.data.render.dialect import template_message
 from hivetune.data.render.template import (
     THINKING_NAMES,
     ChatTemplate,
@@ -16,18 +19,18 @@ from hivetune.data.render.template import (
 )
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.worker.prepare_model import with_defaults
+from hivetune.records import Message
 from hivetune.release.worker.to_gguf import fixed_date
 
 pytestmark = pytest.mark.slow
 
-USER = {"role": "user", "content": "What is it?"}
+USER = Message("user", "What is it?")
 CHATS = (
-    [USER],
-    [USER, {"role": "assistant", "content": "That."}, {"role": "user", "content": "Why?"}],
-    [{"role": "system", "content": "Be brief."}, USER],
+    (USER,),
+    (USER, Message("assistant", "That."), Message("user", "Why?")),
+    (Message("system", "Be brief."), USER),
 )
-THINKING = sorted(name for name in TEMPLATES if "thinking" in template_of(name))
-SHOWN = ("qwen3", "qwen3_5_nothink", "gemma4", "deepseek_v3_1", "minicpm5")
+SHOWN = ("qwen3", "qwen3_5_nothink", "gemma4", "deepseek_v3_1", "minicpm5", "llama3_2")
 
 
 @pytest.mark.parametrize(
@@ -36,10 +39,10 @@ SHOWN = ("qwen3", "qwen3_5_nothink", "gemma4", "deepseek_v3_1", "minicpm5")
 def test_the_value_is_the_one_that_changes_nothing(template: str, value: bool) -> None:
     source = template_of(template)
     assert thinking_arguments(source) == {"enable_thinking": value, "thinking": value}
-    without = ChatTemplate(source, {"bos_token": "", "eos_token": ""})
-    given = ChatTemplate(source, {"bos_token": "", "eos_token": "", **thinking_arguments(source)})
-    other = ChatTemplate(source, {"bos_token": "", "eos_token": "", **dict.fromkeys(THINKING_NAMES, not value)})
-    assert given.apply([USER], None, True) == without.apply([USER], None, True) != other.apply([USER], None, True)
+    chosen: tuple[dict[str, bool], ...] = ({}, thinking_arguments(source), dict.fromkeys(THINKING_NAMES, not value))
+    templates = [ChatTemplate(source, {"bos_token": "", "eos_token": "", **arguments}) for arguments in chosen]
+    without, given, other = (each.apply([template_message(USER)], None, True) for each in templates)
+    assert given == without != other
 
 
 def test_templates_that_do_not_think_or_do_not_compile_get_nothing() -> None:
@@ -47,23 +50,27 @@ def test_templates_that_do_not_think_or_do_not_compile_get_nothing() -> None:
 
 
 def differing(model: Path, template: str, folder: Path, **arguments: bool | str) -> list[str]:
-    """Return what llama.cpp writes otherwise than transformers with these arguments. A first token that the server adds
-    is left out."""
+    """Return what llama.cpp writes otherwise than training with these arguments, of the chats that the template can
+    say."""
     # As export does: rows were rendered with this date in place of today's.
     source = fixed_date(template_of(template))
-    trained = ChatTemplate(source, {"bos_token": "", "eos_token": "<|im_end|>", **arguments})  # as gguf_families has it
-    served, file, found = served_template(with_defaults(source, arguments)), folder / "m.gguf", []
+    # The first token and the end are those that llama.cpp takes for this model.
+    variables = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", **arguments}
+    trained, tokenizer = SpokenTemplate(ChatTemplate(source, variables), (), ()), tokenizer_for()
+    served, file, found, compared = served_template(with_defaults(source, arguments)), folder / "m.gguf", [], 0
     details = {"tokenizer.chat_template": MetadataDetails(GGUFValueType.STRING, served)}
     copy_with_new_metadata(GGUFReader(model), GGUFWriter(file, "llama", use_temp_file=False), details, [])
     with open_backend(file, ServerSettings(warm_up=False)) as backend:
         for chat in CHATS:
             try:
-                expected = trained.apply(chat, None, True).strip()
+                text = trained.apply(chat, (), True)
             except RenderError:
                 continue  # it wants other turns
-            written = str(backend.request("/apply-template", {"messages": chat})["prompt"]).strip()
-            if not (written.endswith(expected) or expected.endswith(written)):
-                found.append(f"{template}: trained {expected[-60:]!r}, served {written[-60:]!r}")
+            written, compared = backend.prompt_ids([template_message(message) for message in chat]), compared + 1
+            if written != tuple(tokenizer.encode(text, add_special_tokens=False).ids):
+                shown = tokenizer.decode(list(written), skip_special_tokens=False)
+                found.append(f"{template}: trained {text[-60:]!r}, served {shown[-60:]!r}")
+    assert compared >= 2, "chats of one turn and of two can be said by every template"
     return found
 
 
@@ -75,6 +82,7 @@ def differing(model: Path, template: str, folder: Path, **arguments: bool | str)
         ("deepseek_v3_1", {"thinking": True}),
         ("minicpm5", {"enable_thinking": True}),
         ("gpt_oss", {"reasoning_effort": "high"}),
+        ("llama3_1", {"date_string": "1 May 2026"}),
     ],
 )
 def test_a_served_prompt_is_the_trained_one(
@@ -84,6 +92,6 @@ def test_a_served_prompt_is_the_trained_one(
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("template", THINKING)
-def test_every_template_with_thinking_is_served_as_trained(template: str, tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("template", sorted(TEMPLATES))
+def test_every_template_is_served_as_trained(template: str, tiny: Path, tmp_path: Path) -> None:
     assert differing(tiny, template, tmp_path) == []

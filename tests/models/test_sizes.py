@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hivetune.base.disk import write_json
 from hivetune.config import LoraConfig, RunConfig, parse_config
 from hivetune.errors import UsageError
 from hivetune.models.architecture import read_architecture
@@ -90,18 +89,3 @@ def test_experts_take_the_memory_of_all_and_the_time_of_those_that_a_token_meets
     assert step_flops(setup, [(64, 0)]) == pytest.approx(
         64 * (4 * found.linear_parameters + 6 * attention) + 3.5 * 2 * 2 * 48 * 64 * 64
     )
-
-
-def test_what_an_older_version_prepared_is_prepared_again(
-    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hivetune.base.disk import read_json, write_manifest
-    from hivetune.models.prepared import find_prepared
-
-    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
-    folder = folder_for(str(tiny_source))
-    prepare_model(str(tiny_source), folder)
-    assert find_prepared(str(tiny_source)) is not None
-    write_json(folder / "hivetune.json", {**read_json(folder / "hivetune.json"), "schema": 1})
-    write_manifest(folder)
-    assert find_prepared(str(tiny_source)) is None

@@ -1,6 +1,5 @@
 """The linear modules of a model: their sizes, which of them get an adapter, and PEFT's names of it. Needs no torch."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import read_json
+from hivetune.base.disk import parse_json, read_json
 from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
 from hivetune.models.families import FAMILIES, HEAD_NORMS, Width
@@ -61,8 +60,10 @@ def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: s
 def peft_targets(adapted: Iterable[str], targets: str | Sequence[str]) -> str | list[str]:
     """Return `target_modules` of an adapter_config.json, so that PEFT puts the adapters on the same modules as
     `adapted`."""
-    if _is_all_linear(targets):  # written out: other programs (vLLM, llama.cpp's converter) read names only
-        return sorted({_named_end(name) for name in adapted})
+    if _is_all_linear(targets):
+        # Written out, since other programs (vLLM, llama.cpp's converter) read names only: the end of each module's name
+        # that is more than a number (`ffn.0` in `h.1.ffn.0`).
+        return sorted({re.sub(r".*?([^.]+(\.\d+)*)$", r"\1", name) for name in adapted})
     if isinstance(targets, str):
         return [targets] if PLAIN_NAME.fullmatch(targets) else targets
     return list(targets)
@@ -84,12 +85,6 @@ def _patterns(targets: str | Sequence[str]) -> dict[str, re.Pattern[str]]:
             f"lora.target_modules: {targets!r} is not a regular expression: {error}",
             hint="use all-linear, a list of names such as [q_proj, v_proj], or a pattern such as .*_proj",
         ) from None
-
-
-def _named_end(name: str) -> str:
-    """Return the end of a module name that is more than a number (`ffn.0` in `h.1.ffn.0`)."""
-    match = re.search(r"[^.]+(\.\d+)*$", name)
-    return match[0] if match else name
 
 
 def parameter_names(module: str) -> tuple[str, str]:
@@ -211,14 +206,9 @@ def read_architecture(path: Path) -> Architecture:
         return Architecture(**{**sizes, "modules": tuple(Linear(**part) for part in sizes["modules"])})
     path = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(read_bounded(path, MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="prepare the model: hivetune fetch") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}", hint="get the model again") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} is not a JSON object", hint="get the model again")
-    return parse_architecture(config, str(path))
+        return parse_architecture(parse_json(read_bounded(path, MAX_CONFIG_BYTES)), str(path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}", hint="prepare the model: hivetune fetch MODEL") from None
 
 
 def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:

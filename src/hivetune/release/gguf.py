@@ -4,7 +4,6 @@ HOME/converter/VERSION/   (or $HIVETUNE_CONVERTERS/VERSION/)
     convert_hf_to_gguf.py, convert_lora_to_gguf.py, conversion/, gguf-py/gguf/, manifest.json
 """
 
-import difflib
 import os
 import shutil
 import subprocess
@@ -13,15 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from hivetune.base.disk import (
-    MANIFEST,
-    home,
-    lock,
-    problems_once,
-    publish,
-    scratch_folder,
-    sha256_file,
-)
+from hivetune.base.disk import MANIFEST, home, lock, problems_once, publish, scratch_folder, sha256_file
 from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared
@@ -58,9 +49,7 @@ def find_quant(name: str) -> str:
     that writes it."""
     quant = name.lower()
     if quant not in QUANTS:
-        near = difflib.get_close_matches(quant, QUANTS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(QUANTS)}"
-        raise UsageError(f"unknown --quant {name}", hint=hint)
+        raise UsageError(f"unknown --quant {name}", hint=f"choose one of {', '.join(QUANTS)}")
     if quant not in OWN_QUANTS and shutil.which(QUANTIZE) is None:
         raise MachineNotFit(
             f"--quant {quant} needs {QUANTIZE} of llama.cpp on the PATH",

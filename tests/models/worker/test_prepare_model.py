@@ -5,8 +5,6 @@ import os
 import pickle
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,7 @@ from transformers.integrations import hub_kernels
 
 from hivetune.base.disk import manifest_problems, read_json
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.models.prepared import fetch_model, find_prepared, folder_for, kind_of, read_prepared
+from hivetune.models.prepared import find_prepared, folder_for, kind_of, read_prepared
 from hivetune.models.worker.prepare_model import PICKLES, prepare_model
 from hivetune.models.worker.sources import packaged_file, take_gguf
 from hivetune.process.parent import run_task
@@ -279,22 +277,3 @@ def test_a_token_never_goes_over_plain_http(tmp_path: Path) -> None:
     assert "without https others can read your token" in refused.error.message
     without = fetch("hive/tiny", tmp_path, HF_ENDPOINT="http://hub.invalid")
     assert without.error is not None and "can't be reached" in without.error.message
-
-
-def test_what_a_stopped_task_had_made_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path))
-    folder = folder_for("someone/small")
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    dead, alive = (folder.with_name(f".{folder.name}.{pid}.tmp") for pid in (ended.pid, os.getpid()))
-
-    def interrupted(*_arguments: object, **_options: object) -> None:
-        for work in (dead, alive):
-            work.mkdir(parents=True)
-            (work / "model.safetensors").write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hivetune.process.parent.run_task", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        fetch_model("someone/small")
-    assert (dead.exists(), alive.exists()) == (False, True)

@@ -50,7 +50,8 @@ LOOP_FACTS = frozenset(("first", "last", "index", "index0", "length"))
 # `message.items` is the method, even if there is such a key.
 DICT_NAMES = frozenset(dir(dict))
 THINKING_NAMES = ("enable_thinking", "thinking")
-_FORGET = "".join(f"{{%- set {name} = hivetune_leaves_it_undefined -%}}" for name in THINKING_NAMES)
+# llama.cpp gives Llama 3.1's and 3.2's templates today's date by this name (its common/chat.cpp).
+DATE_NAME = "date_string"
 _ASKED = ({"role": "user", "content": "What?"},)
 _CHATS = (_ASKED, (*_ASKED, {"role": "assistant", "content": "That."}, {"role": "user", "content": "Why?"}))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -218,15 +219,17 @@ def thinking_arguments(template: str) -> dict[str, bool]:
 
 
 def served_template(template: str) -> str:
-    """Return the template as a GGUF file has it: where no value changes nothing, as in MiniCPM 5's, it forgets what it
-    is given."""
+    """Return the template as a GGUF file has it: it forgets a date that it is given and, where no value changes
+    nothing, as in MiniCPM 5's, what it is told about thinking."""
     read = _read_names(template)
-    return _FORGET + template if read and _value_of_thinking(template, read) is None else template
+    forgotten = [*THINKING_NAMES] if read and _value_of_thinking(template, read) is None else []
+    forgotten += _read_names(template, (DATE_NAME,))
+    return "".join(f"{{%- set {name} = hivetune_leaves_it_undefined -%}}" for name in forgotten) + template
 
 
-def _read_names(template: str) -> set[str]:
+def _read_names(template: str, among: Sequence[str] = THINKING_NAMES) -> set[str]:
     try:
-        return meta.find_undeclared_variables(environment().parse(template)) & set(THINKING_NAMES)
+        return meta.find_undeclared_variables(environment().parse(template)) & set(among)
     except (TemplateError, RecursionError):
         return set()
 

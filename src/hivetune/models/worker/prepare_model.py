@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import meta, nodes
 from tokenizers import Tokenizer
 
-from hivetune.base.disk import MANIFEST, publish, read_json, sha256_file, write_json
+from hivetune.base.disk import MANIFEST, parse_json, publish, read_json, sha256_file, write_json
 from hivetune.base.paths import real_path
 from hivetune.base.private import read_bounded
 from hivetune.data.render.folder import check_vocabulary, named_templates
@@ -25,7 +25,6 @@ from hivetune.models.prepared import (
     DESCRIPTION,
     NAMED_TEMPLATES,
     PACKAGED,
-    SCHEMA,
     TEMPLATE,
     WEIGHTS,
     WEIGHTS_INDEX,
@@ -102,7 +101,7 @@ def prepare_model(
 
 def _prepare(name: str, target: Path, work: Path, *, offline: bool) -> dict[str, Any]:
     kind, whole = kind_of(name), without_part(name)
-    described: dict[str, Any] = {"schema": SCHEMA, "name": name, "kind": kind, "revision": None}
+    described: dict[str, Any] = {"schema": 1, "name": name, "kind": kind, "revision": None}
     if kind == "hub":
         described["source"], described["revision"], folder = download(whole, offline=offline)
         _take_folder(folder, work, name)
@@ -228,14 +227,10 @@ def _read_object(path: Path, name: str, default: dict[str, Any] | None = None) -
     if default is not None and not path.is_file():
         return default
     try:
-        value = json.loads(read_bounded(path, MAX_JSON_BYTES))
-    except OSError as error:
-        raise UsageError(f"model {name}: {path.name}: {error.strerror}", hint="is it a model folder?") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"model {name}: {path.name} is not JSON: {error}", hint=INCOMPLETE) from None
-    if not isinstance(value, dict):
-        raise UsageError(f"model {name}: {path.name} is not a JSON object", hint=INCOMPLETE)
-    return value
+        return parse_json(read_bounded(path, MAX_JSON_BYTES))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"model {name}: {path.name}: {reason}", hint=INCOMPLETE) from None
 
 
 # Values for the arguments of a chat template, such as `enable_thinking: false`. They become defaults in the template
