@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,9 +16,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def serve_model(
-    repository: str, folder: Path, *, gated: bool = False, headers: list[dict[str, str]] | None = None
+    repository: str,
+    folder: Path,
+    *,
+    gated: bool = False,
+    headers: list[dict[str, str]] | None = None,
+    pause_s: float = 0.0,
 ) -> Iterator[tuple[str, list[str]]]:
-    """(endpoint, the paths that were asked for). `headers` gets those of each request."""
+    """(endpoint, the paths that were asked for). `headers` gets those of each request. `pause_s`: before the first
+    answer."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -31,6 +38,7 @@ def serve_model(
 
         def answer(self, *, with_body: bool) -> None:
             path = unquote(urlsplit(self.path).path)
+            time.sleep(0.0 if asked else pause_s)
             asked.append(f"{self.command} {path}")
             if headers is not None:
                 headers.append({name.lower(): value for name, value in self.headers.items()})

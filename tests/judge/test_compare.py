@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hivetune.base.journal import Journal
 from hivetune.config import EvalConfig, GateConfig
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused, MachineNotFit, UsageError
@@ -26,7 +27,7 @@ from hivetune.judge.evaluate import (
     time_until_decided,
     timed_prompts,
 )
-from hivetune.judge.losses import loss_rows
+from hivetune.judge.losses import is_scored, loss_rows
 from hivetune.judge.page import agent_cells
 from hivetune.judge.rows import Prompt, choose_rows, evidence_groups, prompts_of_rows
 from hivetune.judge.verdict import judge
@@ -99,6 +100,23 @@ def test_missing_and_infinite_losses_stay_visible() -> None:
     assert found[0]["base"] == "not finite" and found[3]["tuned"] is None
     a, b = agent_cells({"rows": found, "answers": []})
     assert a == ("a", 8, "-", "-", 0, "-", "-") and b[:3] == ("b", 8, "3.150")
+
+
+def test_whether_all_rows_are_scored_is_found_in_one_walk(tmp_path: Path) -> None:
+    """A set was made of all rows for each of them."""
+
+    class Counted(list[int]):
+        walks = 0
+
+        def __iter__(self) -> Any:
+            self.walks += 1
+            return super().__iter__()
+
+    rows = Counted(range(300))
+    with Journal(tmp_path / "scores.jsonl") as lines:
+        for number in range(300):
+            lines.append("loss", model="base", row=number, nll=1.0, tokens=2)
+    assert is_scored(tmp_path / "scores.jsonl", "base", rows) and rows.walks == 1
 
 
 def test_prompts_come_from_any_rows(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def checked(document: dict[str, Any], base: list[bool], tuned: list[bool]) -> di
     return {**document, "answers": answers}
 
 
+def polite(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with answers that begin as a help desk's do."""
+    for number, answer in enumerate(document["answers"]):
+        answer["tuned"]["answer"] = ("I'm sorry to hear that. Try to turn it off.", "对不起，请重新启动。")[number % 2]
+    return document
+
+
 def varying(document: dict[str, Any]) -> dict[str, Any]:
     """The document with times that a busy machine took."""
     rng = random.Random(7)
@@ -102,6 +109,8 @@ KEPT_WORDS = 'frozen questions kept: 85.0 %, 17 of 20 questions that were answer
 # Situation -> (evaluation, settings of the gate, verdict, a part of a reason).
 SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "better": (evaluation(), {}, "deploy", "loss (nats per token): "),
+    # Ten of 60 answers of this kind were refusals, and held a better model back.
+    "better, and sorry to hear that": (polite(evaluation()), {}, "deploy", "loss (nats per token): "),
     "better, success required and shown": (evaluation(), {"success_gain": 0.1}, "deploy", "success: "),
     "worse": (evaluation(shift=0.3), LOSS_ONLY, "abort", "missed by more than the tolerance"),
     "worse answers of few": (evaluation(n=3, rates=(0.9, 0.1)), {"success_gain": 0.0}, "abort", "success: "),

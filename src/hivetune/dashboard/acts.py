@@ -13,7 +13,7 @@ from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
 from hivetune.errors import UsageError
 from hivetune.judge.frozen import freeze_wins
-from hivetune.release.registry import find, promote, returns_to, rollback, who
+from hivetune.release.registry import promote, returns_to, rollback, who
 from hivetune.run.status import ask_to_stop
 
 MAX_REASON_CHARS = 500  # a sentence or two in the history
@@ -56,15 +56,14 @@ def rolling_back(watcher: Watcher, request: PageRequest) -> Page:
     release = named_release(request)
     back = f"/releases/{release.name}/{release.version}"
     with closing(open_database()) as database:
+        earlier = returns_to(database, release.name)
+        if "champion" not in release.aliases:
+            raise UsageError(f"{release.label} is not the champion, so there is nothing to roll back")
+        if earlier is None:
+            raise UsageError(f"there is no champion before {release.label} to return to")
         if request.form is not None:
             rollback(database, release.label, by=who(), reason=_reason(request.form))
-            champion = find(database, release.name)
-            return _done(f"{champion.label} is the champion again", [f"{release.label} is withdrawn."], back)
-        earlier = returns_to(database, release.name)
-    if "champion" not in release.aliases:
-        raise UsageError(f"{release.label} is not the champion, so there is nothing to roll back")
-    if earlier is None:
-        raise UsageError(f"there is no champion before {release.label} to return to")
+            return _done(f"{earlier.label} is the champion again", [f"{release.label} is withdrawn."], back)
     says = f"It is withdrawn, and {earlier.label} takes its place: in what the name means, and in what is served."
     command = f"hivetune rollback {release.name}"
     return _ask(request, f"Roll {release.label} back?", says, "Roll back", command, back, reason=True)

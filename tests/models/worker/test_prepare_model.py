@@ -172,7 +172,7 @@ def test_a_hub_id_through_a_loopback_hub_which_is_told_nothing_else(source: Path
     (source / "pytorch_model.bin").write_bytes(b"a pickle that must not be fetched")
     (source / "modeling_tiny.py").write_text("raise SystemExit")
     headers: list[dict[str, str]] = []
-    with serve_model("hive/tiny", source, headers=headers) as (endpoint, asked):
+    with serve_model("hive/tiny", source, headers=headers, pause_s=2.5) as (endpoint, asked):  # 2 s were the limit
         told = fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN="hf_secret", AI_AGENT="a-tool")
     assert not any(".bin" in path or ".py" in path for path in asked)
     about_the_model = ("/api/models/hive/tiny", f"/hive/tiny/resolve/{COMMIT}/")

@@ -55,13 +55,13 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 def main(task: PrepareModel, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    if task.template:
-        return prepare_model(task.model, task.target, template=task.template, plain=task.plain)
     # The kernels are compiled now, where a wait is expected, and not in the first run, which reports a failure itself.
     command = [sys.executable, "-m", KERNELS]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as compiling:
         try:
-            return prepare_model(task.model, task.target, offline=task.offline)
+            return prepare_model(
+                task.model, task.target, offline=task.offline, template=task.template, plain=task.plain
+            )
         except BaseException:
             compiling.kill()
             raise

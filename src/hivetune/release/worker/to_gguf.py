@@ -67,20 +67,18 @@ def write(task: WriteGguf, heartbeat: Heartbeat) -> None:
     ModuleNotFoundError for a missing package, OSError for a full disk."""
     task.file.parent.mkdir(parents=True, exist_ok=True)
     # Links, which a run's folder may not hold, lie in the scratch folder. The merged copy is large: it lies beside.
-    merged = task.file.with_name(".merged")
+    weights, merged = task.model, task.file.with_name(".merged")
     with scratch_folder() as scratch:
         staged = scratch / Path(spoken_name(task.model)).name  # the scripts derive names from the folder's
         try:
-            if task.quant is None:
-                assert task.adapter is not None
-                stage(task.model, task.model, staged)
-                _write_adapter(task, task.adapter, staged, scratch / "adapter", heartbeat)
-                return
-            weights = task.model
-            if task.adapter is not None:
+            if task.adapter is not None and task.quant is not None:
                 merge(task.model, task.adapter, merged, heartbeat, exact=True)
                 weights = merged
             stage(task.model, weights, staged)
+            if task.quant is None:
+                assert task.adapter is not None
+                _write_adapter(task, task.adapter, staged, scratch / "adapter", heartbeat)
+                return
             arguments = [str(staged), "--outfile", str(task.file), "--outtype", task.quant]
             _run_script(task, MODEL_SCRIPT, [*arguments, "--model-name", model_name(task.model)], staged, heartbeat)
             _end_context_with_window(task.file, read_json(staged / "config.json"))
@@ -95,20 +93,18 @@ def stage(model: Path, weights: Path, folder: Path) -> None:
     """Make `folder` for the scripts from a prepared model, with its weights or merged ones. Raises UsageError for a
     model that names no end of an answer: exported it would never stop."""
     shutil.copytree(weights.resolve(), folder, copy_function=os.symlink, ignore=shutil.ignore_patterns(NAMED_TEMPLATES))
-    document = read_json(model / TOKENIZER)
-    settings = tokenizer_settings(model, document)
-    template = (model / TEMPLATE).read_text(encoding="utf-8")
-    for file, content in (
-        ("config.json", json.dumps(staged_config(read_json(weights / "config.json")))),
-        (TOKENIZER_SETTINGS, json.dumps(settings)),
+    document, template = read_json(model / TOKENIZER), (model / TEMPLATE).read_text(encoding="utf-8")
+    files = {
+        "config.json": json.dumps(staged_config(read_json(weights / "config.json"))).encode(),
+        TOKENIZER_SETTINGS: json.dumps(tokenizer_settings(model, document)).encode(),
         # Each training row was rendered with this date in place of today's.
-        (TEMPLATE, fixed_date(served_template(template))),
-    ):
-        (folder / file).unlink(missing_ok=True)  # a link to the model's own
-        (folder / file).write_text(content, encoding="utf-8")
+        TEMPLATE: fixed_date(served_template(template)).encode(),
+    }
     if is_sentencepiece(document):
-        (folder / SENTENCEPIECE).unlink(missing_ok=True)
-        (folder / SENTENCEPIECE).write_bytes(sentencepiece_model(document))
+        files[SENTENCEPIECE] = sentencepiece_model(document)
+    for name, content in files.items():
+        (folder / name).unlink(missing_ok=True)  # a link to the model's own
+        (folder / name).write_bytes(content)
 
 
 def staged_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -136,11 +132,8 @@ def tokenizer_settings(model: Path, document: Mapping[str, Any]) -> dict[str, An
 
     Raises UsageError for a folder that names no end.
     """
-    path = model / TOKENIZER_SETTINGS
-    settings: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **(read_json(path) if path.is_file() else {}),
-    }
+    path, settings = model / TOKENIZER_SETTINGS, dict[str, Any](tokenizer_class="PreTrainedTokenizerFast")
+    settings |= read_json(path) if path.is_file() else {}
     settings.pop("chat_template", None)  # its file has it
     facts, template = read_json(model / DESCRIPTION), (model / TEMPLATE).read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_file(str(model / TOKENIZER))
@@ -228,9 +221,8 @@ def model_name(model: Path) -> str:
 def _write_adapter(task: WriteGguf, adapter: Path, staged: Path, folder: Path, heartbeat: Heartbeat) -> None:
     """Write an adapter for a base that is staged. Raises UsageError where the script leaves a part of it out."""
     trained = stage_adapter(task.model, adapter, folder)
-    _run_script(
-        task, ADAPTER_SCRIPT, ["--base", str(staged), "--outfile", str(task.file), str(folder)], staged, heartbeat
-    )
+    arguments = ["--base", str(staged), "--outfile", str(task.file), str(folder)]
+    _run_script(task, ADAPTER_SCRIPT, arguments, staged, heartbeat)
     shapes = read_header(task.file).tensors
     written = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(".lora_b"))
     if written != trained:
