@@ -53,12 +53,12 @@ def test_rows_lie_beside_the_file_that_names_them(
         ({**SMALL, "gate": {"max_seconds": -1}}, "'gate.max_seconds': Input should be greater than 0"),
         ({**SMALL, "eval": {"prompt": 3}}, "did you mean 'eval.prompts'"),
         ({**SMALL, "data": {"path": "a", "also_train": ["faled"]}}, "'data.also_train"),
-        ({**SMALL, "data": "faq.csv"}, "'data': it has settings of its own, such as data.path"),
+        ({**SMALL, "data": "faq.csv"}, "'data': Input should be a valid dictionary"),
         ({**SMALL, "lora": {"r": "many"}}, "'lora.r'"),
         ({**SMALL, "batch_size": 0}, "'batch_size'"),
         ({"model": "m"}, "'data' is missing"),
-        ({**SMALL, "gate": {"loss_gain": False}}, "'gate.loss_gain': must be a number or null, got False"),
-        ({**SMALL, "batch_size": True}, "'batch_size': must be a number, got True"),
+        ({**SMALL, "gate": {"loss_gain": False}}, "'gate.loss_gain': Input should be a valid number, got False"),
+        ({**SMALL, "batch_size": True}, "'batch_size': Input should be a valid integer, got True"),
         ({**SMALL, "data": {"path": "a", "validation": 0.5, "test": 0.5}}, "'data.test': with data.validation it"),
         *(
             ({**SMALL, "workers": value}, "must be auto, a number from 1 to 64, or HOST:PORT of a cluster")

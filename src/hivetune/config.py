@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -35,17 +35,8 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_truth(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse yes and no where a number belongs, which pydantic would read as 1 and 0."""
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        kinds = set(get_args(annotation) or (annotation,))
-        if isinstance(value, bool) and kinds <= {int, float, type(None)}:
-            raise ValueError("must be a number" + (" or null" if type(None) in kinds else ""))
-        return value
+    # Strict: yes and no are no numbers, and a number is no text.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -260,12 +251,11 @@ def _resolved(entry: Any, folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class KnownSetting:
-    """A setting as people see it: `default` as YAML, empty if it is required; `choices` if there are few."""
+    """A setting as people see it: `default` as YAML, empty if it is required."""
 
     key: str
     default: str
     meaning: str
-    choices: tuple[str, ...] = ()
 
 
 def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[KnownSetting]:
@@ -277,8 +267,7 @@ def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> li
             settings += known_settings(kind, f"{prefix}{name}.")
         else:
             default = "" if info.is_required() else json.dumps(info.default)
-            choices = get_args(kind) if get_origin(kind) is Literal else ()
-            settings.append(KnownSetting(prefix + name, default, info.description or "", choices))
+            settings.append(KnownSetting(prefix + name, default, info.description or ""))
     return settings
 
 
@@ -323,9 +312,6 @@ def refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str
         return f"'{key}' is missing"
     shown = repr(problem["input"])
     got = f"got {shown if len(shown) <= MOST_SHOWN_CHARS else shown[:MOST_SHOWN_CHARS] + '...'}"
-    if kind == "model_type":
-        below = next((name for name in settings if name.startswith(f"{key}.")), key)
-        return f"'{key}': it has settings of its own, such as {below}, {got}"
     if key in settings and (kind == "string_pattern_mismatch" or len(problem["loc"]) > key.count(".") + 1):
         return f"'{key}': choose one of: {settings[key]}; {got}"
     return f"'{key}': {problem['msg'].removeprefix('Value error, ')}, {got}"

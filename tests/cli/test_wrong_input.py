@@ -65,7 +65,7 @@ WRONG = [
     ("train no.yaml", 2, "'model': Input should be a valid string, got ['x', 'x'"),
     ("train half.yaml", 2, "'data' is missing\nhint: list all settings"),
     ("train lost.yaml", 2, "rowz.jsonl does not exist"),
-    ("train mine.yaml --set lora=3", 2, "'lora': it has settings of its own, such as lora.r, got 3"),
+    ("train mine.yaml --set lora=3", 2, "'lora': Input should be a valid dictionary or instance of LoraConfig, got 3"),
     ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs, folders"),
     ("train mine.yaml --set device=tpu", 2, "'device': choose one of: auto, cpu, cuda, cuda:1; got 'tpu'"),
     ("train mine.yaml --set lorra.r=8", 2, "--set lorra.r=8: unknown setting 'lorra', did you mean 'lora.r'?"),
