@@ -19,17 +19,22 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home, write_json
 from hivetune.base.journal import Journal
 from hivetune.dashboard.acts import FORMS
-from hivetune.dashboard.app import MAX_FORM_BYTES, guarded_dashboard
-from hivetune.dashboard.page import cookie_name, dashboard_token, form_token
+from hivetune.dashboard.app import MAX_FORM_BYTES, dashboard_addition, guarded_dashboard
+from hivetune.dashboard.page import cookie_name, cookie_value, dashboard_token, form_token
 from hivetune.dashboard.pages import PAGES
 from hivetune.dashboard.watched import run_id
 from hivetune.release.registry import find
 from hivetune.run.folder import EVENTS
-from hivetune.serve.guard import Guard
-from hivetune.serve.run import listen_on
+from hivetune.serve.api import Gateway
+from hivetune.serve.guard import Guard, cookie_of_home, make_client
+from hivetune.serve.route import Wanted
+from hivetune.serve.run import GatewaySettings, is_loopback, listen_on
+from hivetune.serve.run import guarded as guarded_gateway
+from hivetune.serve.servers import Keeper
+from hivetune.serve.watch import Watch
 
 HERE = "http://127.0.0.1"
-Guarded = tuple[Guard, str]  # the application as it is served, and its origin
+Guarded = tuple[Any, str]  # the application as it is served, and its origin
 
 
 @pytest.fixture
@@ -99,6 +104,28 @@ def test_every_route_is_behind_the_guard(guarded: Guarded) -> None:
             assert (stranger.status_code, stranger.headers["location"]) == (303, "/dashboard/login"), path
         else:
             assert stranger.status_code == 401, path
+
+
+def test_a_client_of_the_api_sees_no_dashboard_and_its_owner_no_models(own_home: Path) -> None:
+    owners, (watch, path) = (
+        dashboard_token(),
+        (Watch(lambda label, reason: None, open_database), "/releases/x/1/promote"),
+    )
+    with closing(open_database()) as database:
+        client = make_client(database, "app")
+    gateway = Gateway(Keeper(Wanted, lambda wanted: None), watch)  # type: ignore[arg-type, return-value]
+    both = guarded_gateway(gateway, GatewaySettings(), 8642, dashboard_addition), f"{HERE}:8642"
+    for cookie in ("", cookie_of_home(), cookie_name()):
+        headers = {"Cookie": f"{cookie}={client}"} if cookie else {"Authorization": f"Bearer {client}"}
+        refused = ask(both, "/dashboard/", headers=headers)
+        assert (refused.status_code, refused.headers["location"]) == (303, "/dashboard/login")
+        posted = ask(both, f"/dashboard{path}", "POST", headers=headers, data={"token": form_token(path)})
+        assert posted.status_code == 401
+    for headers in ({"Authorization": f"Bearer {owners}"}, {"Cookie": f"{cookie_name()}={cookie_value()}"}):
+        assert ask(both, "/v1/models", headers=headers).status_code == 401
+        assert ask(both, "/dashboard/", headers=headers).status_code == 200
+    for host, shown in (("127.0.0.1", 1), ("localhost", 1), ("::1", 1), ("0.0.0.0", 0), ("192.168.1.7", 0)):
+        assert is_loopback(host) == bool(shown), "a gateway that others can reach has no dashboard"
 
 
 def test_every_answer_forbids_foreign_and_inline_content(guarded: Guarded) -> None:

@@ -83,18 +83,6 @@ async def test_an_answer_is_stored_as_it_was_given(
     assert row.get("finish_reason") == finish and row["feedback"] == 1
 
 
-def test_tokens_of_streams_count() -> None:
-    """They have a usage only if the client asks for it, so `hivetune_tokens_total` left most of them out."""
-    last = {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {"predicted_n": 7}}
-
-    async def scene(stage: Stage) -> None:
-        await stage.ask(stream=True)
-        told = (await stage.client.get("/metrics", headers={"Authorization": "Bearer token-a"})).text
-        assert 'hivetune_tokens_total{release="helpdesk@1"} 7.0' in told
-
-    Stage(lambda path, body: stream_of(last)).play(scene)
-
-
 def scored(text: str, *logprobs: float) -> dict[str, Any]:
     message = {"role": "assistant", "content": text}
     return {"delta": message, "message": message, "logprobs": {"content": [{"logprob": each} for each in logprobs]}}

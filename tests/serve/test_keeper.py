@@ -124,18 +124,6 @@ async def test_a_registry_that_cannot_be_read_changes_nothing_and_is_told() -> N
     assert keeper.problems == []
 
 
-@pytest.mark.parametrize("failing", [HivetuneError("no tensors"), sqlite3.OperationalError("no tensors")])
-@played
-async def test_what_does_not_start_is_told_and_tried_again_later(failing: Exception) -> None:
-    stage = Stage()
-    stage.now, stage.failing = wants(1, 1), failing
-    await stage.until(lambda: stage.keeper.problems == ["no tensors"])
-    await stage.look()
-    assert len(stage.started) == 1 and not stage.keeper.ready
-    with pytest.raises(MachineNotFit, match="not loaded"):
-        await stage.keeper.server()  # at once, not after two minutes
-
-
 @played
 async def test_a_dead_backend_is_replaced_and_a_silent_one_is_killed() -> None:
     stage, keeper = await serving(wants(1, 1), hung_s=0.05)
@@ -226,7 +214,7 @@ def second_is_over(keeper: Keeper) -> None:
 async def test_a_start_that_can_be_tried_again_in_a_second_is_waited_for() -> None:
     """A child that died while starting used to give everybody an instant 503."""
     stage, keeper = await serving(wants(1, 1))
-    stage.failing = HivetuneError("it died while loading")
+    stage.failing = sqlite3.OperationalError("it died while loading")
     (await keeper.server()).backend.kill()
     await stage.until(lambda: keeper.failure is not None)
     assert keeper.routes.champions == {"a": "a@1"}
