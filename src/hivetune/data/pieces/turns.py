@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.columns import REASONING
 from hivetune.data.pieces.format import NOT_HELD, Conversation, Tools
-from hivetune.data.pieces.values import all_texts, listed, objects, one_of, parsed, text_of
+from hivetune.data.pieces.values import all_texts, listed, objects, one_of, parsed, text_of, texts_in
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
@@ -44,6 +44,9 @@ _SEARCHES = ("web_search", "web_fetch", "tool_search")  # what Anthropic's begin
 _ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 _THOUGHT_KEYS = ("thinking", "reasoning", "text", "content", "summary")
 _BETWEEN = "\n\n"  # turns of one role that become one
+
+
+# Calls and tools.
 
 
 def read_call(call: Any) -> Mapping[str, Any]:
@@ -106,6 +109,39 @@ def _without_nulls(schema: Any) -> Any:
     return {key: value if key in _MEANT_NULLS else _without_nulls(value) for key, value in kept.items()}
 
 
+def without_padding(conversation: Conversation) -> Conversation:
+    """Return the conversation with calls whose arguments are null only where their tool allows it."""
+    # A column of Arrow has every key that any of its rows has, so that calls of one tool have the arguments of all.
+    functions = [tool["function"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
+    schemas = {function["name"]: function.get("parameters") for function in functions if "name" in function}
+
+    def given(message: Message) -> Message:
+        calls = [dict(call) for call in message.tool_calls]
+        for call in calls:
+            name, arguments = call["function"]["name"], call["function"]["arguments"]
+            if name in schemas:
+                call["function"] = {**call["function"], "arguments": _given(arguments, schemas[name])}
+        return replace(message, tool_calls=tuple(calls)) if calls else message
+
+    return conversation._replace(messages=tuple(map(given, conversation.messages))) if schemas else conversation
+
+
+def _given(value: Any, schema: Any) -> Any:
+    """Return a value without the null fields that its schema does not allow."""
+    if isinstance(value, list):
+        return [_given(item, one_of(schema, "items")) for item in value]
+    if not isinstance(value, dict):
+        return value
+    properties = one_of(schema, "properties") or {}
+    fields = {key: _given(item, properties.get(key)) for key, item in value.items()}
+    return {key: item for key, item in fields.items() if item is not None or _is_nullable(properties.get(key))}
+
+
+def _is_nullable(schema: Any) -> bool:
+    allowed = [one_of(schema, key) for key in ("type", "anyOf", "oneOf")]
+    return "null" in texts_in(allowed) or one_of(schema, "nullable") is True or None in listed(one_of(schema, "enum"))
+
+
 # From a turn to messages: each part of it is read as a message of its own, and these are joined.
 
 
@@ -140,13 +176,13 @@ def read_turn(turn: Any) -> list[Message]:
             messages[-1] = _joined(messages[-1], message, "")
         else:
             messages.append(message)
-    return [message if message.role == "tool" else _finished(message, about) for message in messages]
+    return [message if message.role == "tool" else replace(_unrepeated(message), **about) for message in messages]
 
 
-def _finished(message: Message, about: Mapping[str, Any]) -> Message:
-    thoughts = message.reasoning  # some programs repeat them in the text
-    is_repeated = thoughts is not None and thoughts.strip() in message.content
-    return replace(message, **about, reasoning=None if is_repeated else thoughts)
+def _unrepeated(message: Message) -> Message:
+    """Return a message without thoughts that its program repeats in the text."""
+    is_repeated = message.reasoning is not None and message.reasoning.strip() in message.content
+    return replace(message, reasoning=None) if is_repeated else message
 
 
 def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
@@ -161,9 +197,7 @@ def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
     if calls is None and name in _CALL_ROLES:
         calls, content = parsed(content), None
         calls = calls if isinstance(calls, dict | list) else [calls]
-    if ROLES[name] == "tool" and not any(
-        isinstance(part, dict) and _kind(part) in _RESULTS for part in listed(content)
-    ):
+    if ROLES[name] == "tool" and not any(_kind(part) in _RESULTS for part in objects(content) or []):
         result = {"type": "tool_result", "content": content, "name": one_of(turn, "name", "tool_name")}
         return "tool", [{**result, "tool_call_id": turn.get("tool_call_id")}]
     parts = _listed_parts(content)
@@ -228,39 +262,30 @@ def _kind(part: Any) -> Any:
 
 
 def _result(part: Mapping[str, Any]) -> Message:
-    """Return the message of a tool; an id or a name that is no text is left out."""
+    """Return the message of a tool: strings and text parts as they are, anything else as JSON. An id or a name that is
+    no text is left out. Raise RowRefused("unsupported-content") for an image.
+    """
     inner = one_of(part, "functionResponse", "function_response") or part
-    if inner is not part and inner.get("parts"):
-        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
     value = one_of(inner, "content", "output", "result", "response", "tool_result")
     value = parsed(value) if part.get("type") == "toolCallResult" else value  # LM Studio writes parts as JSON text
-    if isinstance(value, dict) and value.keys() == {"output"} and isinstance(value["output"], str):
+    media = any(one_of(item, "type") in ("image", "image_url", "document") for item in listed(value))
+    if media or (inner is not part and inner.get("parts")):
+        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
+    if isinstance(value, dict) and value.keys() == {"output"}:
         value = value["output"]  # Gemini's programs
+    if isinstance(value, list) and all(isinstance(one_of(item, "text"), str) for item in value):
+        value = "\n".join(item["text"] for item in value)
+    text = value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
     call_id, name = one_of(inner, "tool_use_id", "tool_call_id", "callId", "call_id", "id"), one_of(inner, "name")
     call = str(call_id) if isinstance(call_id, str | int) and call_id else None
-    return Message("tool", _result_text(value), name=name if isinstance(name, str) else None, tool_call_id=call)
-
-
-def _result_text(value: Any) -> str:
-    """Return the result of a tool, as text: strings and text parts as they are, anything else as JSON.
-
-    Raise RowRefused("unsupported-content") for an image.
-    """
-    if value is None or isinstance(value, str):
-        return value or ""
-    if isinstance(value, list) and all(isinstance(one_of(part, "text"), str) for part in value):
-        return "\n".join(part["text"] for part in value)
-    if any(one_of(part, "type") in ("image", "image_url", "document") for part in listed(value)):
-        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
-    return json.dumps(value, ensure_ascii=False)
+    return Message("tool", text, name=name if isinstance(name, str) else None, tool_call_id=call)
 
 
 def _joined(first: Message, second: Message, between: str) -> Message:
-    texts = [text for text in (first.content, second.content) if text]
     thoughts = [text for text in (first.reasoning, second.reasoning) if text]
     return replace(
         first,
-        content=between.join(texts),
+        content=between.join(text for text in (first.content, second.content) if text),
         tool_calls=(*first.tool_calls, *second.tool_calls),
         reasoning=(between or "\n").join(thoughts) or None,
     )
@@ -310,14 +335,12 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
 
 def read_system(value: Any) -> list[Message]:
     """Return the system prompt in its own field: a string, text parts or Gemini's content."""
-    if value is None or value in ("", [], {}):
-        return []
     value = value["parts"] if isinstance(value, dict) and "parts" in value else value
-    if isinstance(value, list | dict):
+    if isinstance(value, list | dict) and value:
         parts = (message for part in _listed_parts(value) for message in _read_part("system", part))
         text = _BETWEEN.join(message.content for message in parts if message.content)
     else:
-        text = text_of(value, "system")
+        text = text_of(value or None, "system")
     return [Message("system", text)] if text else []
 
 
@@ -348,12 +371,11 @@ def conversation_of(
         raise RowRefused("no-answer")
     end = len(roles) - roles[::-1].index("assistant")
     begin = next(i for i, role in enumerate(roles) if role != "system")
-    question = roles.index("user") if "user" in roles[:end] else None
     if roles[begin] == "tool":
         raise RowRefused("earlier-turns-missing", "the conversation begins with a tool's result: log all of its turns")
-    if question is None:
+    if "user" not in roles[:end]:
         raise RowRefused("role-order", "an answer, but no question: only `text` is learned without one")
-    turns = [*messages[:begin], *messages[question if roles[begin] == "assistant" else begin : end]]
+    turns = [*messages[:begin], *messages[roles.index("user") if roles[begin] == "assistant" else begin : end]]
     joined: list[Message] = []
     for message in turns:
         if not joined or not _belongs(joined[-1], message):
@@ -376,41 +398,3 @@ def _belongs(first: Message, second: Message) -> bool:
         return False
     # Between a call and a text the result is missing; calls that were made at once stand together.
     return not first.tool_calls or (bool(second.tool_calls) and not second.content.strip())
-
-
-def without_padding(conversation: Conversation) -> Conversation:
-    """Return the conversation with calls whose arguments are null only where their tool allows it."""
-    # A column of Arrow has every key that any of its rows has, so that calls of one tool have the arguments of all.
-    functions = [tool["function"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
-    schemas = {function["name"]: function.get("parameters") for function in functions if "name" in function}
-    if not schemas:
-        return conversation
-
-    def given(call: Mapping[str, Any]) -> Mapping[str, Any]:
-        function = call["function"]
-        if function["name"] not in schemas:
-            return call
-        return {**call, "function": {**function, "arguments": _given(function["arguments"], schemas[function["name"]])}}
-
-    messages = conversation.messages
-    given_calls = (replace(m, tool_calls=tuple(map(given, m.tool_calls))) if m.tool_calls else m for m in messages)
-    return conversation._replace(messages=tuple(given_calls))
-
-
-def _given(value: Any, schema: Any) -> Any:
-    """Return a value without the null fields that its schema does not allow."""
-    if isinstance(value, list):
-        return [_given(item, one_of(schema, "items")) for item in value]
-    if not isinstance(value, dict):
-        return value
-    properties = one_of(schema, "properties") or {}
-    fields = {key: _given(item, properties.get(key)) for key, item in value.items()}
-    return {key: item for key, item in fields.items() if item is not None or _is_nullable(properties.get(key))}
-
-
-def _is_nullable(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return False
-    kinds, choices = schema.get("type"), [*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))]
-    allows = kinds == "null" or "null" in listed(kinds) or None in listed(schema.get("enum"))
-    return allows or schema.get("nullable") is True or any(map(_is_nullable, choices))
