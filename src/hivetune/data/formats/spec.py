@@ -21,7 +21,7 @@ from hivetune.errors import UsageError
 from hivetune.records import Message, Role
 
 _WHO, _SPOKEN = frozenset(("role", "from")), frozenset(("content", "value", "parts", "tool_calls"))
-_BESIDE = ("tool_calls", "tool_call_id", "name", "reasoning_content")  # what a turn in a table of turns may have
+_OF_TABLE_TURNS = ("speaker", "role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 _OF_TURNS = frozenset(("role", "speaker", "weight", "skip", "thread", "position"))
 _NOWHERE = Path("", lambda value: None, frozenset())
 
@@ -125,16 +125,15 @@ def _rows(spec: Spec, record: Row) -> Iterator[Row]:
 def _table_turn(spec: Spec, event: Row) -> TableTurn | None:
     """Return the turn that a record of a table of turns is; None for any other record."""
     row = plain_row(event)
-    thread, words, role = spec.thread.find(row), spec.text.find(row), str(spec.role.find(row)).lower()
     if not has_needs(spec.needs, row) or (spec.has("when") and not spec.when.find(row)):
         return None
-    if not isinstance(thread, str | int) or not isinstance(words, str | list | None):
+    thread, turn = spec.thread.find(row), _turn(spec, row, None)
+    if not isinstance(thread, str | int) or not isinstance(turn["content"], str | list | None):
         return None
-    if spec.has("role") and role not in ROLES:
+    if spec.has("role") and str(turn["role"]).lower() not in ROLES:
         return None
-    who = {"speaker": str(spec.speaker.find(row))} if spec.has("speaker") else {"role": role}
-    beside = {key: row[key] for key in _BESIDE if row.get(key)}
-    return TableTurn(str(thread), {**who, "content": words, **beside}, as_position(spec.position.find(row)))
+    said = {key: turn[key] for key in _OF_TABLE_TURNS if turn.get(key)}
+    return TableTurn(str(thread), said, as_position(spec.position.find(row)))
 
 
 def _read(name: str, spec: Spec, row: Row) -> Conversation | None:
@@ -150,24 +149,31 @@ def _read(name: str, spec: Spec, row: Row) -> Conversation | None:
     if spec.has("response"):
         messages, tools, changed = call_of(spec.request.find(row), spec.response.find(row))
         return conversation_of(name, messages, tools or read_tools(spec.tools.find(row)), changed)
-    return _pair(name, spec, row) if spec.has("prompt") else _text(name, spec, row)
+    if spec.has("prompt"):
+        return _pair(name, spec, row)
+    text = text_of(spec.text.find(row), "text")
+    if (turns := rendered_turns(text, whole=True)) is not None:
+        return conversation_of(name, read_messages(turns, None), changed=("turns-from-text",))
+    if has_marks(text):
+        raise RowRefused("rendered-text")
+    return Conversation(name, (Message("assistant", text),))
 
 
 def _turns(name: str, spec: Spec, row: Row) -> Conversation:
-    turns = parsed(spec.messages.find(row))
-    if not isinstance(turns, list):
+    listed = parsed(spec.messages.find(row))
+    if not isinstance(listed, list):
         raise RowRefused("wrong-type", f"{spec.messages.text}: a list of turns")
-    kept = [turn for turn in turns if not (isinstance(turn, dict) and spec.skip.find(turn))]
-    changed: tuple[str, ...] = ("program-notes",) if len(kept) < len(turns) else ()
     asks = spec.asks.find(row)
+    turns = [turn for turn in listed if not (isinstance(turn, dict) and spec.skip.find(turn))]
+    changed: tuple[str, ...] = ("program-notes",) if len(turns) < len(listed) else ()
+    if spec.has("role", "speaker", "text"):
+        turns = [_turn(spec, turn, asks) for turn in turns]
+    if spec.has("speaker") or spec.markup:
+        turns = [turn for turn in turns if not isinstance(turn, dict) or turn["content"]]
     if spec.has("speaker") and asks is None:  # people: the user says who answers
-        said = ((str(spec.speaker.find(turn)), _words(spec, turn)) for turn in kept)
-        turns = [{"speaker": speaker, "content": text} for speaker, text in said if text]
         answers = row.get(ASSISTANT) or spec.answers.find(row) or None
         return read_session({SESSION: name, "messages": turns, ASSISTANT: answers})
-    if spec.has("role", "speaker", "text"):
-        kept = [turn_read for turn in kept if (turn_read := _turn(spec, turn, asks)) is not None]
-    messages = read_messages(kept, parsed(spec.system.find(row)))
+    messages = read_messages(turns, parsed(spec.system.find(row)))
     if messages[-1].role in ("user", "tool") and (answer := spec.answer.find(row)) not in (None, ""):
         more, left_out = read_answer(answer)
         messages, changed = [*messages, *more], (*changed, *left_out)
@@ -175,43 +181,26 @@ def _turns(name: str, spec: Spec, row: Row) -> Conversation:
 
 
 def _turn(spec: Spec, turn: Any, asks: Any) -> Any:
-    """Return a turn under our names; None for one without words."""
+    """Return a turn under our names: with a role, or with a speaker where nobody is known to ask."""
     if not isinstance(turn, dict):
         return turn
-    words = _words(spec, turn) if spec.has("text") else turn.get("content")
-    if spec.markup and not words:
-        return None
-    role = spec.role.find(turn) if spec.has("role") else turn.get("role")
+    words = spec.text.find(turn) if spec.has("text") else turn.get("content")
+    if spec.markup and not (text := without_markup(text_of(words, "text"))) and "<img" in str(words).lower():
+        raise RowRefused("unsupported-content", "a message that is only an image")
+    named: dict[str, Any] = {"content": text if spec.markup else words}
+    if spec.has("speaker") and asks is None:
+        return {"speaker": str(spec.speaker.find(turn)), **named}
     if spec.has("speaker"):
-        role = "user" if str(spec.speaker.find(turn)) == str(asks) else "assistant"
-    named = {"role": spec.roles.get(str(role), role), "content": words}
+        named["role"] = "user" if str(spec.speaker.find(turn)) == str(asks) else "assistant"
+    else:
+        role = spec.role.find(turn) if spec.has("role") else turn.get("role")
+        named["role"] = spec.roles.get(str(role), role)
     if (thoughts := spec.reasoning.find(turn)) is not None:
         named["reasoning"] = thoughts
     if spec.has("weight"):
-        named["weight"] = int(bool(spec.weight.find(turn)))
-    # What the path of the words reads (Gemini CLI's calls) is not read again.
+        named["weight"] = 1 if spec.weight.find(turn) else 0
+    # What the words were made of (parts, calls) is not read again.
     return {**{key: value for key, value in turn.items() if key not in spec.text.heads}, **named}
-
-
-def _words(spec: Spec, turn: Any) -> Any:
-    value = spec.text.find(turn)
-    if spec.markup:
-        text = without_markup(text_of(value, "text"))
-        if not text and "<img" in str(value).lower():
-            raise RowRefused("unsupported-content", "a message that is only an image")
-        return text
-    if isinstance(value, list) and any(isinstance(piece, str) for piece in value):  # some of it bold, or links
-        return "".join(str(piece.get("text") or "") if isinstance(piece, dict) else str(piece) for piece in value)
-    return value
-
-
-def _text(name: str, spec: Spec, row: Row) -> Conversation:
-    text = text_of(spec.text.find(row), "text")
-    if (turns := rendered_turns(text, whole=True)) is not None:
-        return conversation_of(name, read_messages(turns, None), changed=("turns-from-text",))
-    if has_marks(text):
-        raise RowRefused("rendered-text")
-    return Conversation(name, (Message("assistant", text),))
 
 
 def _pair(name: str, spec: Spec, row: Row) -> Conversation:

@@ -37,10 +37,8 @@ def read_request(value: Any) -> tuple[list[Message], Tools]:
     Raise RowRefused: earlier-turns-missing, or the problem with a turn.
     """
     value = parsed(value)
-    if isinstance(value, str):
-        return [Message("user", value)], ()
-    if isinstance(value, list):
-        return read_messages(value, None), ()
+    if isinstance(value, str | list):
+        value = {"messages": value}
     if not isinstance(value, dict):
         raise RowRefused("wrong-type", "the request: an object, a list of messages or a text")
     if one_of(value, *_PROVIDER_STATE) is not None or isinstance(one_of(value.get("prompt"), "id"), str):
@@ -97,8 +95,12 @@ def read_answer(value: Any) -> Answer:
     if not isinstance(value, dict):
         raise RowRefused("no-answer", "the response is empty")
     _refuse_failure(value)
-    if (key := next((key for key in _LISTS if isinstance(value.get(key), list)), None)) is not None:
-        return _first(value[key], key)
+    if isinstance(answers := one_of(value, *_LISTS), list):  # to one question, of which the first is read
+        first = answers[0] if answers else None
+        refuse_cut_row(first if isinstance(first, dict) else {})
+        if not isinstance(said := one_of(first, "message", "content", "text"), str | dict):
+            raise RowRefused("no-answer", "the response holds no answer")
+        return _said(said), ("other-answers",) if len(answers) > 1 else ()
     if isinstance(value.get("messages"), list):
         return read_messages(value["messages"], None), ()
     for key in ("content", "message"):  # of one of Gemini's candidates, and of Ollama's answers
@@ -120,34 +122,21 @@ def _said(said: str | Mapping[str, Any]) -> list[Message]:
     return read_turn({"role": "assistant", **({"content": said} if isinstance(said, str) else said)})
 
 
-def _first(answers: list[Any], key: str) -> Answer:
-    """Return the first of several answers to one question."""
-    first = answers[0] if answers else None
-    refuse_cut_row(first if isinstance(first, dict) else {})
-    said = one_of(first, "message", "content", "text")
-    if not isinstance(said, str | dict):
-        raise RowRefused("no-answer", f"{key} holds no answer")
-    return _said(said), ("other-answers",) if len(answers) > 1 else ()
-
-
 def _refuse_failure(value: Mapping[str, Any]) -> None:
     """Raise RowRefused for a failed call, and for an incomplete answer."""
-    if value.get("error"):
-        raise RowRefused("failed", f"the call failed: {str(one_of(value['error'], 'message') or value['error'])[:80]}")
-    if (blocked := one_of(value.get("promptFeedback"), "blockReason")) is not None:
-        raise RowRefused("failed", f"the request was blocked: {str(blocked)[:40]}")
+    blocked = one_of(value.get("promptFeedback"), "blockReason")
+    if value.get("error") or blocked or value.get("status") in ("failed", "cancelled"):
+        why = one_of(value.get("error"), "message") or value.get("error") or blocked or value["status"]
+        raise RowRefused("failed", f"the call failed: {str(why)[:80]}")
     if value.get("status") == "incomplete":
-        _refuse_cut(one_of(value.get("incomplete_details"), "reason") or "max_output_tokens")
-    if value.get("status") in ("failed", "cancelled"):
-        raise RowRefused("failed", f"the call is {value['status']}")
+        refuse_cut_row({"stop_reason": one_of(value.get("incomplete_details"), "reason") or "max_output_tokens"})
     refuse_cut_row(value)
     if value.get("done") is False:
         raise RowRefused("cut-off-answer", "one piece of a stream (done is false)")
 
 
 def refuse_pieces(text: str) -> None:
-    """Raise RowRefused for an answer that is the text of a stream."""
-    # Server-sent events, or lines of JSON with the keys of pieces.
+    """Raise RowRefused for an answer that is the text of a stream: server-sent events, or lines of JSON."""
     lines = [line for line in text.splitlines() if line]
     of_events = all(line.startswith(("data:", "event:", "id:", "retry:")) for line in lines)
     if len(lines) > 1 and (of_events or all(map(_is_piece, map(parsed, lines)))):
@@ -160,18 +149,14 @@ def _is_piece(value: Any) -> bool:
 
 
 def refuse_cut_row(row: Mapping[str, Any]) -> None:
-    """Raise RowRefused for a row that reports an incomplete answer."""
+    """Raise RowRefused for a row that says that its answer was cut at a length limit or stopped."""
     for name in _ENDS & row.keys():
-        _refuse_cut(row[name])
-
-
-def _refuse_cut(reason: Any) -> None:
-    """Raise RowRefused if an answer was cut at a length limit or was stopped."""
-    word = reason.lower().rpartition(".")[2] if isinstance(reason, str) else ""  # Python: FinishReason.MAX_TOKENS
-    if word in _CUT_OFF:
-        raise RowRefused("cut-off-answer", f"the answer ended by {reason}, not by itself")
-    if word in _STOPPED:
-        raise RowRefused("failed", f"the answer was stopped: {reason}")
+        reason = row[name]
+        word = reason.lower().rpartition(".")[2] if isinstance(reason, str) else ""  # Python: FinishReason.MAX_TOKENS
+        if word in _CUT_OFF:
+            raise RowRefused("cut-off-answer", f"the answer ended by {reason}, not by itself")
+        if word in _STOPPED:
+            raise RowRefused("failed", f"the answer was stopped: {reason}")
 
 
 def call_of(request: Any, response: Any) -> tuple[list[Message], Tools, tuple[str, ...]]:
