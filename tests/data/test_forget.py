@@ -98,7 +98,7 @@ def test_a_copy_of_a_forgotten_row_goes_too(log: Path, tmp_path: Path) -> None:
 def test_rows_of_a_forgotten_user_in_other_sources_stay_away(log: Path, tmp_path: Path) -> None:
     forgotten("user", "alice")
     other = tmp_path / "other.jsonl"
-    write(other, said("seven", metadata={"user": "alice"}), said("eight"))
+    write(other, said("seven", userName="alice"), said("eight"))
     assert total(str(other)) == (1, 0, 0, 1)
 
 

@@ -27,7 +27,7 @@ def test_a_sample_of_the_corpus_reads_as_before() -> None:
     [
         (0, lambda rows: rows["a.jsonl:1"].update(by="another name")),
         (1, lambda rows: rows["a.jsonl:1"]["messages"][1].update(weight=0.5)),
-        (1, lambda rows: rows.update({"a.jsonl:1": {"refused": "no-answer"}})),
+        (1, lambda rows: rows.update({"a.jsonl:1": {"refused": "empty-turn"}})),
         (1, lambda rows: rows.pop("a.jsonl:1")),
         (1, lambda rows: rows["a.jsonl:2"].update(refused="not-held")),
         (1, lambda rows: rows["a.jsonl:1"].update(warnings=["nul-removed"])),

@@ -47,7 +47,7 @@ def read_corrected(row: Row) -> TwoAnswers | None:
         return None
     before = read_conversation({key: value for key, value in row.items() if key != CORRECTION})
     if before.messages[-1].role != "assistant":
-        raise RowRefused("no-answer", f"{CORRECTION}: there is no answer that it corrects")
+        raise RowRefused("empty-turn", f"{CORRECTION}: there is no answer that it corrects")
     good = before._replace(messages=(*before.messages[:-1], Message("assistant", corrected)))
     return _two(good, before, "correction")
 

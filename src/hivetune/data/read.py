@@ -30,8 +30,7 @@ from hivetune.data.reasons import RowRefused, not_encodable, not_utf8
 from hivetune.records import Example, Message, Rendered
 
 _MARK = "\ufeff"  # of the byte order
-_MARKS = (_MARK, "\\ufeff", "\\uFEFF")  # also as JSON writes it
-_WRITTEN_NUL = "\\u0000"
+_STRAYS = (_MARK, "\\ufeff", "\\uFEFF", "\\u0000")  # also as JSON writes them
 QUARANTINE_KEY = "hivetune_quarantine"
 _UNTRUSTED_ORIGINS = ("tool", "web")
 # Of these a line of a session has one: asking its programs about every row took longer than parsing it.
@@ -60,31 +59,17 @@ _decode = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=uni
 
 def parse_row(payload: bytes) -> Row:
     """Return the JSON object in `payload`; a row from a quarantine file comes out of its wrapper. Raise RowRefused."""
-    return _parsed_row(row_text(payload)[0])
+    return _parsed_row(row_text(payload))
 
 
-def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
-    """Return (text without a byte order mark, reasons of severity warn). Raise RowRefused if it is not UTF-8."""
+def row_text(payload: bytes) -> str:
+    """Return a row without a byte order mark. Raise RowRefused if it is not UTF-8."""
     if b"\0" in payload:
         raise RowRefused("bad-characters", "it holds a NUL byte: part of the file is lost, or it is binary")
     try:
-        text = payload.decode()
+        return payload.decode().removeprefix(_MARK)
     except UnicodeDecodeError as error:
-        raise _not_text(payload, error) from None
-    return text.removeprefix(_MARK), ("stray-characters",) if any(mark in text for mark in _MARKS) else ()
-
-
-def _not_text(payload: bytes, error: UnicodeDecodeError) -> RowRefused:
-    """Return why these bytes are no UTF-8: halves of characters, or another encoding."""
-    try:
-        payload.decode("utf-8", "surrogatepass").encode()
-    except UnicodeEncodeError as half:
-        return not_encodable(half)
-    except UnicodeDecodeError:
-        pass
-    if error.reason == "unexpected end of data":
-        return RowRefused("bad-utf8", f"byte {error.start + 1} of the row: the text was cut inside a character")
-    return not_utf8(payload[error.start], payload[: error.start].decode())
+        raise not_utf8(payload[error.start], payload[: error.start].decode()) from None
 
 
 def _parsed_row(text: str) -> Row:
@@ -143,7 +128,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     """
     if raw.problem is not None:
         raise raw.problem
-    text, changed = row_text(raw.payload)
+    text = row_text(raw.payload)
     row = whole = _parsed_row(text)
     refuse_session_line(row)
     refuse_cut_row(row)
@@ -166,7 +151,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         raise RowRefused(refused.reason, f"{refused.hint.partition('; map yours')[0]}; {raw.file.line}") from None
     if raw.file is not None and raw.file.telling and is_table(conversation, columns):
         raise RowRefused("unread-column", raw.file.telling)
-    if changed or _WRITTEN_NUL in text:
+    if any(stray in text for stray in _STRAYS):
         conversation = _without_strays(conversation)
     conversation = without_padding(conversation)
     conversation = conversation._replace(messages=tuple(map(with_thoughts_apart, conversation.messages)))
@@ -175,8 +160,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         hint = f"{columns['success']} is {str(row['success'])[:40]!r}: neither true nor false, yes nor no, 1 nor 0"
         raise RowRefused("unread-outcome", hint)
     refuse_pieces(example.messages[-1].content)
-    changed = (*changed, *conversation.changed)
-    return ExaminedRow(raw, conversation.layout, _judged(example, two), changed, missing=tuple(missing))
+    return ExaminedRow(raw, conversation.layout, _judged(example, two), conversation.changed, missing=tuple(missing))
 
 
 def _unmapped(row: Row, mapped: Row, columns: Mapping[str, str], missing: Mapping[str, str]) -> RowRefused:
@@ -200,14 +184,12 @@ def is_table(conversation: Conversation, columns: Mapping[str, str]) -> bool:
 
 def _without_strays(conversation: Conversation) -> Conversation:
     """Return the conversation without byte order marks, and with U+FFFD for NUL in the results of tools."""
-    messages = []
-    for message in conversation.messages:
-        # Marks were pasted with files. A program may print bytes, and what is no text is read as U+FFFD everywhere.
-        nul = "\ufffd" if message.role == "tool" else "\0"
-        messages.append(replace(message, content=message.content.replace(_MARK, "").replace("\0", nul)))
-    has_nul = any("\0" in message.content for message in conversation.messages if message.role == "tool")
-    changed = (*conversation.changed, *(["stray-characters"] if has_nul else ()))
-    return conversation._replace(messages=tuple(messages), changed=changed)
+    # Marks were pasted with files. A program may print bytes, and what is no text is read as U+FFFD everywhere.
+    nul = {"tool": "\ufffd"}
+    texts = [m.content.replace(_MARK, "").replace("\0", nul.get(m.role, "\0")) for m in conversation.messages]
+    messages = tuple(replace(m, content=text) for m, text in zip(conversation.messages, texts, strict=True))
+    changed = (*conversation.changed, *(["stray-characters"] if messages != conversation.messages else []))
+    return conversation._replace(messages=messages, changed=changed)
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:

@@ -40,7 +40,7 @@ def not_utf8(byte: int, before: str) -> RowRefused:
     name = "Windows-1252" if 0x80 <= byte <= 0x9F else "Latin-1 or Windows-1252"
     context = " ".join(before.split())[-20:]
     remedy = "convert it: iconv -f WINDOWS-1252 -t UTF-8"
-    return RowRefused("bad-utf8", f"byte 0x{byte:02X} after {context!r}: the text may be {name}; {remedy}")
+    return RowRefused("bad-characters", f"byte 0x{byte:02X} after {context!r}: the text may be {name}; {remedy}")
 
 
 def not_encodable(error: UnicodeEncodeError) -> RowRefused:
@@ -55,10 +55,9 @@ def not_encodable(error: UnicodeEncodeError) -> RowRefused:
 # (meaning, hint) of each reason. The row is broken:
 _REJECT = {
     # The bytes and the JSON
-    "bad-utf8": ("the row, or a column of it, is not UTF-8 text", "save it as UTF-8"),
     "bad-characters": (
-        "the text holds a NUL, half a character (a lone surrogate) or U+FFFD: a part of it was lost",
-        "decode the source again, or delete the row",
+        "the text is not UTF-8, or holds a NUL, half a character (a lone surrogate) or U+FFFD: a part of it was lost",
+        "save or decode the source again as UTF-8, or delete the row",
     ),
     "bad-json": ("the row is no whole JSON object, or nested too deeply", "correct the JSON of this row"),
     "line-too-large": ("the row is larger than 16 MiB", "split the row"),
@@ -93,8 +92,7 @@ _REJECT = {
         "the order of the roles is wrong",
         "system first, then user and assistant in turn; a tool answer only after a tool call",
     ),
-    "no-answer": ("the row has no assistant message to learn from", "add the answer, or leave the row out"),
-    "empty-turn": ("the question or the answer has no text", "fill it in or delete the row"),
+    "empty-turn": ("the question or the answer is missing or has no text", "fill it in or delete the row"),
     "unsupported-content": ("the content is not text: image, audio, file", "keep the text parts only"),
     "bad-tool-call": (
         "a tool call has no name, or its arguments are not a JSON object",
@@ -184,13 +182,13 @@ _SET_ASIDE = {
     "untrusted": ("the text to learn came from a tool or a web page", "to train it, set data.also_train: [untrusted]"),
     "forgotten": ("its user, session, source or row was forgotten", "nothing to do; hivetune forget excludes it"),
     "frozen-question": ("the row asks a frozen question, which judges releases and is never trained", "nothing to do"),
-    "synthetic-share": ("synthetic rows would be more than half of all", "collect more rows of your own"),
     "not-drawn": (
         "data.balance or data.max_rows allows fewer rows, and others were drawn",
         "set data.balance: none, or raise data.max_rows",
     ),
     "quota": (
-        "its client would teach more than a third of all, or its user has more than 100 bad answers",
+        "synthetic rows would be more than half of all, its client would teach more than a third of all, or its user"
+        " has more than 100 bad answers",
         "nothing to do; the rows that are used are drawn by content",
     ),
     "set-aside": ("a person set it aside", "undo it on the dashboard's page Review"),

@@ -34,7 +34,7 @@ def test_orders_that_conversations_have(roles: str) -> None:
 @pytest.mark.parametrize(
     ("roles", "reason"),
     [
-        ("", "no-answer"),
+        ("", "empty-turn"),
         ("uu", "role-order"),
         ("uaa", "role-order"),
         ("au", "role-order"),
@@ -43,8 +43,8 @@ def test_orders_that_conversations_have(roles: str) -> None:
         ("suasa", "role-order"),
         ("uata", "role-order"),
         ("ut", "role-order"),
-        ("u", "no-answer"),
-        ("su", "no-answer"),
+        ("u", "empty-turn"),
+        ("su", "empty-turn"),
         ("uau", "role-order"),
         ("uAt", "role-order"),
     ],

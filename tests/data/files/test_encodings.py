@@ -90,7 +90,7 @@ def test_what_could_be_several_texts_is_refused(text: str, encoding: str, tmp_pa
     path = tmp_path / "rows.jsonl"
     path.write_bytes(lines(text, "fine").encode(encoding))
     report = report_of(path)
-    assert report.document["rejected"] == {"bad-utf8": 1}
+    assert report.document["rejected"] == {"bad-characters": 1}
     assert report.usable == 1
 
 
@@ -103,7 +103,7 @@ def test_byte_order_marks_anywhere(tmp_path: Path) -> None:
     clean = tmp_path / "clean.jsonl"
     report = check(DataConfig(path=str(path), near_duplicates=0), clean=clean)
     assert report.usable == 3
-    assert report.document["changed"] == {"rewritten": 2}
+    assert report.document["changed"] == {"rewritten": 1}  # one mark stands in a text
 
 
 @given(st.text(max_size=300), st.sampled_from(list(WIDE)), st.integers(1, 7))

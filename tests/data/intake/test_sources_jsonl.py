@@ -36,7 +36,7 @@ def test_each_line_is_one_interaction_with_its_place_and_its_columns(log: Path) 
     log.parent.mkdir()
     rows = [
         {"prompt": "a", "completion": "b", "session_id": "s", "user_id": 7, "timestamp": "2026-01-02T03:04:05Z"},
-        {"prompt": "c", "completion": "d", "metadata": {"agent": "ops"}, "success": "false", "feedback": "up"},
+        {"prompt": "c", "completion": "d", "agent": "ops", "success": "false", "feedback": "up"},
     ]
     log.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     assert total(str(log)) == (2, 0, 0, 0)
@@ -57,7 +57,7 @@ BAD = {
     b"{oops": "bad-json",
     b"[1]": "bad-json",
     b'"x"': "bad-json",
-    b'{"a": "\xff"}': "bad-utf8",
+    b'{"a": "\xff"}': "bad-characters",
     b'{"a": "\0"}': "bad-characters",
     b'{"a": NaN}': "bad-json",
     b'{"a":' + b"[" * 100_000 + b"}": "bad-json",

@@ -38,7 +38,7 @@ ENTRIES: list[tuple[dict[str, Any], str | None, Any]] = [
     ({"data": "{oops"}, None, "bad-json"),
     ({"data": "[1]"}, None, "bad-json"),
     ({"other": "{}"}, "row", "bad-json"),
-    ({"prompt": b"\xff"}, None, "bad-utf8"),
+    ({"prompt": b"\xff"}, None, "bad-characters"),
 ]
 
 

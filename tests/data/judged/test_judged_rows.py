@@ -64,7 +64,7 @@ def test_pairs_of_every_layout(row: dict[str, Any]) -> None:
     [
         ({"prompt": ASKED, "chosen": GOOD, "rejected": GOOD}, "pair-differs"),
         ({"chosen": [USER, BETTER], "rejected": [{**USER, "content": "Another?"}, WORSE]}, "pair-differs"),
-        ({"prompt": ASKED, "chosen": [USER], "rejected": [WORSE]}, "no-answer"),
+        ({"prompt": ASKED, "chosen": [USER], "rejected": [WORSE]}, "empty-turn"),
     ],
 )
 def test_pairs_that_are_none(row: dict[str, Any], reason: str) -> None:

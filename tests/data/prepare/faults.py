@@ -60,7 +60,7 @@ FAULTS: dict[str, tuple[str, Maker]] = {
     ),
     "prose": ("bad-json", lambda r: b"just a sentence " + str(r.random()).encode()),
     "latin-1": (
-        "bad-utf8",
+        "bad-characters",
         lambda r: dump({"prompt": str(r.random()), "completion": "o@ es-tu"}).replace(b"@", b"\xf9"),
     ),
     "NUL in the line": ("bad-characters", lambda r: dump(good_row(r)) + b"\0\0"),
@@ -76,7 +76,7 @@ FAULTS: dict[str, tuple[str, Maker]] = {
     "messages text": ("wrong-type", lambda r: dump({"messages": str(r.random())})),
     "message text": ("wrong-type", lambda r: dump({"messages": [str(r.random())]})),
     "prompt object": ("wrong-type", lambda r: dump({"prompt": {"a": r.random()}, "completion": "b"})),
-    "no messages": ("no-answer", lambda r: dump({"messages": [], "n": r.random()})),
+    "no messages": ("empty-turn", lambda r: dump({"messages": [], "n": r.random()})),
     "role": ("role-order", lambda r: _turns(("boss", str(r.random())), ("assistant", "b"))),
     "role number": ("role-order", lambda r: _turns((7, str(r.random())), ("assistant", "b"))),  # type: ignore[arg-type]
     "answer alone": ("role-order", lambda r: _turns(("system", str(r.random())), ("assistant", "c"))),
@@ -85,7 +85,7 @@ FAULTS: dict[str, tuple[str, Maker]] = {
         "role-order",
         lambda r: _turns(("user", str(r.random())), ("assistant", "b"), ("tool", "c"), ("assistant", "d")),
     ),
-    "no answer": ("no-answer", lambda r: _turns(("user", sentence(r, 5, 9)))),
+    "no answer": ("empty-turn", lambda r: _turns(("user", sentence(r, 5, 9)))),
     "image": (
         "unsupported-content",
         lambda r: _turns(("user", [{"type": "image_url", "image_url": {"url": str(r.random())}}]), ("assistant", "b")),

@@ -28,7 +28,7 @@ def test_share(real: int, made: int, kept: int, tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", real, made)
     document = check(DataConfig(path=str(path), near_duplicates=0)).document
     assert document["synthetic"] == {"rows": kept, "others": real}
-    assert document["set_aside"].get("synthetic-share", 0) == made - kept
+    assert document["set_aside"].get("quota", 0) == made - kept
     assert document["usable"] == real + kept == document["rows_in"] - (made - kept)
 
 

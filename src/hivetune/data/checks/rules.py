@@ -25,7 +25,7 @@ def check_roles(messages: Messages) -> None:
     A system turn inside the conversation is refused later, if the model's template has no place for it.
     """
     if not messages:
-        raise RowRefused("no-answer", "the list of messages is empty")
+        raise RowRefused("empty-turn", "the list of messages is empty")
     if len(messages) == 1 and messages[0].role == "assistant":
         return  # plain text
     previous = "start"
@@ -50,7 +50,7 @@ def check_roles(messages: Messages) -> None:
             raise RowRefused("role-order", f"message {i + 1}: {role} after {previous}{lacks}")
         previous = role
     if not any(message.role == "assistant" for message in messages):
-        raise RowRefused("no-answer")
+        raise RowRefused("empty-turn")
     if previous != "assistant":
         raise RowRefused("role-order", f"the last message is the {previous}'s: nothing answers it")
 

@@ -62,7 +62,7 @@ def read_chatgpt(row: Row) -> Conversation | None:
 def read_claude(row: Row) -> Conversation:
     turns = objects(row["chat_messages"])
     if turns is None:
-        raise RowRefused("no-answer", "the list of messages is empty")
+        raise RowRefused("empty-turn", "the list of messages is empty")
     by_id = {str(turn.get("uuid")): turn for turn in turns}
     parents = {name: turn.get("parent_message_uuid") for name, turn in by_id.items()}
     leaf = str(row.get("current_leaf_message_uuid"))

@@ -107,7 +107,7 @@ def _parsed(name: str, value: Any) -> Any:
             value = value.decode()
         except UnicodeDecodeError:
             hint = "store it as text; of a table, collect a view without it: ?table=VIEW&cursor=COLUMN"
-            raise RowRefused("bad-utf8", f"{name} holds bytes that are no text: {hint}") from None
+            raise RowRefused("bad-characters", f"{name} holds bytes that are no text: {hint}") from None
     if isinstance(value, str) and value.startswith(("{", "[")):
         with contextlib.suppress(ValueError, RecursionError):  # a text like others
             return json.loads(value, parse_constant=refuse_constant)

@@ -81,7 +81,7 @@ def is_response(value: Any) -> bool:
 def read_answer(value: Any) -> Answer:
     """Return the answer, of a text, a turn or a response object.
 
-    Raise RowRefused: failed, cut-off-answer, no-answer, unknown-layout, or the problem with a turn.
+    Raise RowRefused: failed, cut-off-answer, empty-turn, unknown-layout, or the problem with a turn.
     """
     if isinstance(value, str) and not is_response(value):
         return _said(value), ()
@@ -93,13 +93,13 @@ def read_answer(value: Any) -> Answer:
             refuse_cut_row(turn)  # OpenTelemetry
         return read_messages(turns, None), ()
     if not isinstance(value, dict):
-        raise RowRefused("no-answer", "the response is empty")
+        raise RowRefused("empty-turn", "the response is empty")
     _refuse_failure(value)
     if isinstance(answers := one_of(value, *_LISTS), list):  # to one question, of which the first is read
         first = answers[0] if answers else None
         refuse_cut_row(first if isinstance(first, dict) else {})
         if not isinstance(said := one_of(first, "message", "content", "text"), str | dict):
-            raise RowRefused("no-answer", "the response holds no answer")
+            raise RowRefused("empty-turn", "the response holds no answer")
         return _said(said), ("other-answers",) if len(answers) > 1 else ()
     if isinstance(value.get("messages"), list):
         return read_messages(value["messages"], None), ()

@@ -327,9 +327,9 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
 
 
 def with_system(messages: list[Message], system: Any) -> list[Message]:
-    """Return messages after `system` unless they have their own. Raise RowRefused: no-answer where there are none."""
+    """Return messages after `system` unless they have their own. Raise RowRefused: empty-turn where there are none."""
     if not messages:
-        raise RowRefused("no-answer", "the list of messages is empty")
+        raise RowRefused("empty-turn", "the list of messages is empty")
     return messages if messages[0].role == "system" else [*read_system(system), *messages]
 
 
@@ -364,11 +364,11 @@ def conversation_of(
     """Return the conversation of the format `name`, from its first question to its last answer, with consecutive turns
     of one role as one. `changed`: reasons of severity warn.
 
-    Raise RowRefused: no-answer, role-order when nobody asks anything, earlier-turns-missing.
+    Raise RowRefused: empty-turn, role-order when nobody asks anything, earlier-turns-missing.
     """
     roles = [message.role for message in messages]
     if "assistant" not in roles:
-        raise RowRefused("no-answer")
+        raise RowRefused("empty-turn")
     end = len(roles) - roles[::-1].index("assistant")
     begin = next(i for i, role in enumerate(roles) if role != "system")
     if roles[begin] == "tool":

@@ -138,7 +138,7 @@ def _cap_synthetic(work: Work) -> dict[str, int]:
     synthetic = work.one(f"SELECT count(*) FROM rows WHERE {made}")
     others = work.one("SELECT count(*) FROM rows WHERE fate = 'train'") - synthetic
     allowed = int(others * SYNTHETIC_SHARE / (1 - SYNTHETIC_SHARE)) if others else synthetic
-    _set_aside_behind(work, made, allowed, "synthetic-share")
+    _set_aside_behind(work, made, allowed, "quota")
     return {"rows": min(synthetic, allowed), "others": others}
 
 

@@ -199,7 +199,7 @@ def write_clean(work: Work, data: DataConfig, out: Path) -> None:
 
 def _redacted(raw: bytes, data: DataConfig) -> bytes:
     """Return a usable row in UTF-8 and redacted: also the columns that are not learned, since people share the file."""
-    text = row_text(raw)[0]
+    text = row_text(raw)
     if data.on_private == "redact":
         value = json.loads(text)
         clean = redact_everything(value)
