@@ -84,21 +84,6 @@ def test_every_file_of_the_repository_that_is_named_exists() -> None:
     assert [(place, page) for place, page in found if not (ROOT / page).exists() and page not in foreign] == []
 
 
-def test_what_benchmarks_import_exists() -> None:
-    """No test runs them (they measure for minutes), so a name that moved would be noticed too late."""
-    wrong = []
-    for path in sorted((ROOT / "bench").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")  # as text: some lines are given to another Python
-        for module, names in re.findall(r"from (hivetune[\w.]*) import ([\w, ]+)", text):
-            file = SOURCE.parent / Path(*module.split("."))
-            source = file.with_suffix(".py") if file.with_suffix(".py").exists() else file / "__init__.py"
-            for name in (name.strip() for name in names.split(" as ")[0].split(",")):
-                defined = re.search(rf"^(?:class |def )?{name}\b", source.read_text(encoding="utf-8"), re.MULTILINE)
-                if not defined and not (file / f"{name}.py").exists():
-                    wrong.append(f"{path.relative_to(ROOT)}: {module} has no {name}")
-    assert wrong == []
-
-
 def test_links_in_the_docs_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):

@@ -95,19 +95,6 @@ def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(path: Pat
     first.close()
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE runs SET path = x'00ff'",
-        "UPDATE runs SET created = 'yesterday'",
-        "INSERT INTO cursors VALUES ('s', x'00')",
-    ],
-)
-def test_a_value_of_another_type_is_refused_when_it_is_written(path: Path, statement: str) -> None:
-    with pytest.raises(sqlite3.IntegrityError, match="cannot store"):
-        spoil(path, statement)
-
-
 def test_a_full_disk_is_read_and_written_to_once_there_is_room(small_disk: Path) -> None:
     path = small_disk / "hive.db"
     with closing(open_database(path)) as database:

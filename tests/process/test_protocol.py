@@ -2,7 +2,6 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,19 +29,6 @@ def test_a_task_for_another_module_is_refused(tmp_path: Path) -> None:
     path = protocol.write_task(Merge(Path("model"), Path("adapter"), Path("target")), tmp_path)
     with pytest.raises(ValueError, match="a task Merge, not Train or Replay"):
         protocol.task_in(read_json(path), Train, Replay)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"model": "m", "adapter": "a"}, "target"),
-        ({"model": "m", "adapter": "a", "target": "t", "typo": 1}, "unknown field 'typo'"),
-        ({"model": "m", "adapter": "a", "target": 5}, "Merge.target: 5 is not of the type Path"),
-    ],
-)
-def test_fields_that_do_not_fit_are_named(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        protocol.task_in({"kind": "Merge", "fields": fields}, Merge)
 
 
 @pytest.mark.parametrize("kind", ENTRIES, ids=lambda kind: kind.__name__)

@@ -2,11 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-import yaml
-
 from hivetune.config import parse_config
-from hivetune.errors import UsageError
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.folder import CONFIG, read_resolved, write_resolved
 
@@ -27,25 +23,6 @@ def test_whom_a_cycle_tells_is_not_written(tmp_path: Path) -> None:
     text = (tmp_path / CONFIG).read_text()
     assert "whisper" not in text and "example.org" not in text
     assert read_resolved(tmp_path)[0].cycle.name == "demo"
-
-
-def test_a_run_that_has_not_begun_has_none(tmp_path: Path) -> None:
-    write_resolved(tmp_path, SETTINGS, NO_CHOICES)
-    assert yaml.safe_load((tmp_path / CONFIG).read_text())["choices"] == {}
-    assert read_resolved(tmp_path)[1] == NO_CHOICES
-
-
-@pytest.mark.parametrize(
-    ("choices", "words"),
-    [
-        ({"dtyp": "float32"}, "unknown field 'dtyp'"),
-        ({"threads": "two"}, "Choices.threads: 'two' is not of the type int"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, choices: dict[str, str], words: str) -> None:
-    (tmp_path / CONFIG).write_text(yaml.safe_dump({"config": SETTINGS.model_dump(mode="json"), "choices": choices}))
-    with pytest.raises(UsageError, match=f"{CONFIG}: .*{words}"):
-        read_resolved(tmp_path)
 
 
 def test_changes_win_and_leave_the_rest() -> None:
