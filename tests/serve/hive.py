@@ -109,7 +109,7 @@ class Running:
 
     def client(self, **headers: str) -> httpx2.Client:
         return httpx2.Client(
-            base_url=self.url, headers={"Authorization": f"Bearer {self.token}", **headers}, timeout=60
+            base_url=self.url, headers={"Authorization": f"Bearer {self.token}", **headers}, timeout=300
         )
 
     def chat(self, text: str, model: str = "", **more: Any) -> dict[str, Any]:
