@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,21 @@ def loop(own_home: Path, tmp_path: Path) -> Any:
 def later(loop: Loop, seconds: float) -> None:
     moment = loop.clock() + seconds
     loop.clock = lambda: moment
+
+
+@pytest.mark.slow
+def test_a_nightly_cycle_begins_at_the_same_time_each_night(own_home: Path, tmp_path: Path, instead: Instead) -> None:
+    """It waited for the end of the watch on its champion, and began later each night."""
+    instead(lambda work: ("promoted", "better"))
+    nights = [datetime(2026, 6, day, 22).timestamp() for day in (10, 11)]
+    with opened(load_config(make_config(tmp_path, window="22:00-06:00")), Listener()) as loop:
+        for night, begins_s in enumerate(nights):
+            append_rows(tmp_path / "rows.jsonl", make_rows(1000 * night, 60))
+            loop.clock = lambda begins_s=begins_s: begins_s - 1  # type: ignore[misc]
+            assert loop.step().do == "wait"
+            later(loop, 1)
+            assert [loop.step().do for _ in range(3)] == ["open", "continue", "wait"]
+    assert [entry["now"] for entry in told("decision") if entry["do"] == "open"] == nights
 
 
 @pytest.mark.slow

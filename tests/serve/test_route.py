@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from serve.test_release_watch import register
 
 from hivetune.base.database import open_database
 from hivetune.errors import UsageError
+from hivetune.serve import route
 from hivetune.serve.route import BASE, Domain, Routes, Wanted, wanted
 
 ROUTES = Routes(
@@ -77,6 +79,20 @@ def test_a_canary_takes_its_share_of_sessions_and_keeps_them() -> None:
     assert {canary.find("helpdesk@1", str(session)) for session in range(50)} == {"helpdesk@1"}
     refused = replace(ROUTES, canary=0.2)  # the gate did not pass it
     assert {refused.find("helpdesk", str(session)) for session in range(2000)} == {"helpdesk@1"}
+
+
+def test_the_champion_the_one_before_it_and_the_candidate_are_loaded(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All versions were, up to eight of each name."""
+    monkeypatch.setattr(route, "adapter_of", lambda release, base=None: Path(release.label))
+    for version, alias in enumerate(("champion", "champion", "champion", "candidate"), 1):
+        register(version, alias=alias)
+    with closing(open_database()) as database:
+        found = wanted(database)
+    assert found.deployment is not None and found.labels == {"a@2", "a@3", "a@4"}
+    assert (found.champions, found.candidates) == ({"a": "a@3"}, {"a": "a@4"})
+    assert found.deployment.required == {"a@3", "a@4"}, "so a rollback restarts nothing"
 
 
 def test_a_version_is_no_name_to_serve(own_home: Path) -> None:
