@@ -144,7 +144,7 @@ def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace, evaluati
         sent = time.monotonic()
         out, err = process.communicate(timeout=60)
     assert (process.returncode, time.monotonic() - sent < GRACE_S) == (130, True), err
-    assert "no new eval.json" in json.loads(out)["error"]["hint"]
+    assert "the same command continues" in json.loads(out)["error"]["hint"]
     assert not (place.run / EVALUATION).exists()
 
 
@@ -228,6 +228,12 @@ def test_the_walk_from_verdict_to_champion(place: Workplace, evaluation: dict[st
     code, release = place.document("register", run, "--as", "adder")
     assert (code, release["release"], release["verdict"]) == (0, "adder@1", verdict["verdict"])
     assert place.document("register", run, "--as", "adder")[1]["new"] is False
+    code, beside = place.document("compare", "base", "adder@1", "--run", run)
+    assert code == 0 and [beside[side]["kind"] for side in ("base", "tuned")] == ["base", "release"], beside
+    for side in ("base", "tuned"):  # the release has the run's adapter, whose answers are kept
+        assert [each[side]["answer"] for each in beside["answers"]] == [
+            each[side]["answer"] for each in evaluation["answers"]
+        ]
     code, promoted = place.document("promote", "adder@1", "--force", "--reason", "a test")
     assert (code, promoted["aliases"]) == (0, ["champion"])
     code, why = place.document("releases", "adder")

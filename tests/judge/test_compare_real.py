@@ -1,9 +1,8 @@
-"""Two releases, a GGUF file and an endpoint, on a tiny model served by llama.cpp."""
+"""Sides that can't be compared. Those that can are in tests/cli/test_walk.py."""
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import hivetune
@@ -18,55 +17,17 @@ from hivetune.release.gguf import base_gguf
 pytestmark = pytest.mark.slow
 
 
-def compare(*arguments: str) -> tuple[int, dict[str, Any]]:
-    done = hivetune("compare", *arguments, "--json")
-    assert done.stdout.count("\n") == 1, done.stderr
-    return done.returncode, json.loads(done.stdout)
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> str:
-    lines = [
-        {"agent": "ab"[i % 2], "task": f"Say {i}.", "output": f"{i}", "checker": {"name": "regex", "pattern": "."}}
-        for i in range(8)
-    ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(tmp_path / "rows.jsonl")
-
-
-def test_any_against_any(own_home: Path, tmp_path: Path, rows: str) -> None:
-    labels = [add_release(tmp_path, "helper", seed) for seed in (1, 2)]
-    options = ("--rows", rows, "--set", "eval.tokens=6")
-    code, document = compare(*labels, *options)
-    assert code == 0, document
-    assert document["problems"] == [] and len(document["answers"]) == 8
-    metrics = {metric["name"]: metric for metric in document["metrics"]}
-    assert metrics["success"]["n"] == 8 and metrics["latency_s"]["n"] == 8
-    assert metrics["latency_s"]["base"] > 0 and metrics["loss"]["base"] is None
-    for side, label in zip(("base", "tuned"), labels, strict=True):
-        assert document[side]["label"] == label and document[side]["peak_memory_bytes"] > 10e6
-    texts = [[answer[side]["answer"] for answer in document["answers"]] for side in ("base", "tuned")]
-    assert texts[0] != texts[1]
-
-    base = base_gguf(MODEL, sha256_file(make_home() / MANIFEST), "q8_0")
-    with fake_server(lambda body: chat_reply("I am here")) as server:
-        code, other = compare(f"{server.url}#m", labels[1], *options)
-        assert code == 0 and len(server.asked) == 8 + 1
-    assert [answer["tuned"]["answer"] for answer in other["answers"]] == texts[1]  # kept, not asked again
-    assert other["base"]["peak_memory_bytes"] is None and other["base"]["kind"] == "endpoint"
-    code, third = compare(str(base), labels[0], *options)
-    assert code == 0 and third["base"]["kind"] == "gguf"
-    assert [answer["tuned"]["answer"] for answer in third["answers"]] == texts[0]
-
-
-def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: str) -> None:
+def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"agent": "a", "task": "Say 1.", "output": "1"}) + "\n")
     base = base_gguf(MODEL, sha256_file(make_home() / MANIFEST), "q8_0")
     label = add_release(tmp_path, "helper", 1)
 
-    def said(*arguments: str) -> str:
-        code, document = compare(*arguments, "--rows", rows)
-        assert code == 2, document
-        return str(document["error"]["message"] + document["error"]["hint"])
+    def said(*sides: str, code: int = 2) -> str:
+        done = hivetune("compare", *sides, "--rows", str(rows), "--json")
+        assert done.returncode == code, done
+        error = json.loads(done.stdout)["error"]
+        return str(error["message"] + error["hint"])
 
     assert "same model" in said(label, label)
     assert "no such release" in said(label, "helper@9")
@@ -84,5 +45,4 @@ def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: st
     with pytest.raises(UsageError, match=r"does not belong to .*architecture 'qwen2', the model is 'llama'"):
         _served("x", "gguf", base, alone, None, None)
     with fake_server(lambda body: chat_reply("x", finish=None, tokens=None)) as server:
-        code, document = compare(f"{server.url}#m", label, "--rows", rows)
-    assert code == 4 and "failed again and again" in document["error"]["message"]
+        assert "failed again and again" in said(f"{server.url}#m", label, code=4)

@@ -1,7 +1,6 @@
 """SmolLM2-135M as GGUF, against transformers and PEFT: what is shipped is what was trained (law 6)."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,8 @@ from hivetune.release.prove import TOP, Scores, compare_scores, score_passages
 pytestmark = pytest.mark.slow
 
 # Of a log-probability in nats: llama.cpp computes with F16 weights and an F16 cache, transformers here in fp32 from
-# bf16 weights. Over common tokens 0.009 was the largest seen, with 8.5 bits 0.2.
-BOUNDS = {"f16": 0.03, "q8_0": 0.6}
-COMMON = {"f16": -math.inf, "q8_0": -3.0}
+# bf16 weights. 0.009 was the largest seen.
+BOUND = 0.03
 SIDES = {"base": None, "tuned": 0}  # the adapter that is applied
 ANSWERS = {
     "What is the capital of France?": "The capital of France is Paris.",
@@ -87,29 +85,26 @@ def base_file(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(smollm2, None, "f16", tmp_path_factory.mktemp("base"), "base-f16.gguf")
 
 
-def largest(served: Scores, trained: Scores, least: float = -math.inf) -> float:
-    """The largest difference of the log-probability of a token that is there, of those that llama.cpp reports and that
-    have at least `least`."""
+def largest(served: Scores, trained: Scores) -> float:
+    """The largest difference of the log-probability of a token that is there, of those that llama.cpp reports."""
     pairs = [pair for places in zip(served, trained, strict=True) for pair in zip(*places, strict=True)]
     assert sum(its is None for its, _ in pairs) < 4, "parts of a character alone"
-    return max(abs(its[0] - was[0]) for its, was in pairs if its is not None and was[0] >= least)
+    return max(abs(its[0] - was[0]) for its, was in pairs if its is not None)
 
 
 def test_the_merged_file_is_the_trained_model(
     run: Path, passages: list[Passage], trained: Mapping[str, Scores]
 ) -> None:
     """And Ollama is told the file and its ends."""
-    exported = {quant: export_run(run, "gguf", quant=quant) for quant in BOUNDS}
-    for quant, bound in BOUNDS.items():
-        with open_backend(exported[quant].path, ServerSettings(context_tokens=512)) as backend:
-            served, ended = score_passages(backend, passages)
-        assert largest(served, trained["tuned"], COMMON[quant]) < bound and ended == len(passages)
+    exported = export_run(run, "gguf")
+    with open_backend(exported.path, ServerSettings(context_tokens=512)) as backend:
+        served, ended = score_passages(backend, passages)
+    assert largest(served, trained["tuned"]) < BOUND and ended == len(passages)
     assert compare_scores("f16", trained, {"tuned": trained["tuned"]})["effect"] == pytest.approx(1)
-    assert largest(trained["base"], trained["tuned"]) > 10 * BOUNDS["f16"], "else the adapter would prove nothing"
-    assert exported["q8_0"].size_bytes < 0.54 * exported["f16"].size_bytes
-    text = (exported["q8_0"].folder / "Modelfile").read_text()
-    assert text.startswith("FROM ./smol-q8_0.gguf\n") and 'PARAMETER stop "<|im_end|>"' in text
-    assert read_header(exported["q8_0"].path).settings["general.file_type"] == 7
+    assert largest(trained["base"], trained["tuned"]) > 10 * BOUND, "else the adapter would prove nothing"
+    text = (exported.folder / "Modelfile").read_text()
+    assert text.startswith("FROM ./smol-f16.gguf\n") and 'PARAMETER stop "<|im_end|>"' in text
+    assert read_header(exported.path).settings["general.file_type"] == 1
 
 
 def test_the_adapter_beside_its_base_is_the_trained_model_and_the_base_without_it_is_the_base(
@@ -118,7 +113,7 @@ def test_the_adapter_beside_its_base_is_the_trained_model_and_the_base_without_i
     adapter = export_run(run, "gguf-adapter").path
     with open_backend(base_file, ServerSettings(((adapter, 0.0),), context_tokens=512)) as backend:
         served = {name: score_passages(backend, passages, adapter=which)[0] for name, which in SIDES.items()}
-    assert all(largest(served[name], trained[name]) < BOUNDS["f16"] for name in SIDES)
+    assert all(largest(served[name], trained[name]) < BOUND for name in SIDES)
     assert compare_scores("f16", trained, served)["holds"]
 
 

@@ -138,11 +138,12 @@ def find_engine() -> Engine:
     """Return the user's own `llama-server`, which may be one for a card, or else xllamacpp's, where the other is too
     old or not there. Raises MachineNotFit when there is neither."""
     program = shutil.which("llama-server")
-    problem = program_problem(program) if program else ""
-    if program and not problem:
-        # Builds of one version differ: by the card that they are for, and by the compiler.
-        changed_ns = os.stat(program).st_mtime_ns
-        return Engine((program,), f"{program} {_version_of(program, changed_ns)} {changed_ns}")
+    problem = ""
+    if program is not None:
+        own = own_engine(program, os.stat(program).st_mtime_ns)
+        if not own.passed_over:
+            return own
+        problem = own.passed_over
     if importlib.util.find_spec("xllamacpp") is not None:
         why = f"{problem}, so xllamacpp is used; to use your own, install a newer one" if problem else ""
         build = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
@@ -151,27 +152,23 @@ def find_engine() -> Engine:
     raise MachineNotFit(problem or "llama.cpp is not installed", hint=hint)
 
 
-def program_problem(program: str) -> str:
-    """Return why a `llama-server` is not used; empty where it is."""
-    version = _version_of(program, os.stat(program).st_mtime_ns)
-    if "." in version or int(version or 0) >= MIN_BUILD:  # numbers with points came in September 2026
-        return ""
-    holes = f"is build {version}; builds before {MIN_BUILD} have CVE-2026-21869 or older holes"
-    return f"{program} {holes if version else 'does not tell its version'}"
-
-
 @functools.lru_cache(maxsize=8)
-def _version_of(program: str, _changed_ns: int) -> str:
-    """Return the version of a `llama-server`; empty where it does not tell."""
-    command = [program, "--version"]
-    try:
-        finished = subprocess.run(
-            command, env=named_environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=VERSION_TIMEOUT_S
+def own_engine(program: str, changed_ns: int) -> Engine:
+    """Return a `llama-server` as it was at this time of its file; `passed_over` where it may not be used."""
+    version = ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command, environment = [program, "--version"], named_environment()
+        told = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=VERSION_TIMEOUT_S
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    match = _VERSION.search(finished.stdout[:65536] + finished.stderr[:65536])
-    return match[1].decode() if match else ""
+        match = _VERSION.search(told.stdout[:65536] + told.stderr[:65536])
+        version = match[1].decode() if match else ""
+    problem = ""
+    if "." not in version and int(version or 0) < MIN_BUILD:  # numbers with points came in September 2026
+        holes = f"is build {version}; builds before {MIN_BUILD} have CVE-2026-21869 or older holes"
+        problem = f"{program} {holes if version else 'does not tell its version'}"
+    # Builds of one version differ: by the card that they are for, and by the compiler.
+    return Engine((program,), f"{program} {version} {changed_ns}", problem)
 
 
 class _SocketConnection(http.client.HTTPConnection):
@@ -208,7 +205,7 @@ class Backend:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Answer:
         """Return one answer to a chat, as a release is served."""
-        request, started = self._chat_request(messages, max_tokens, temperature, tools), time.perf_counter()
+        request, started = self._chat(messages, max_tokens, temperature, tools), time.perf_counter()
         with self._exchange(CHAT, request) as response:
             return read_answer(response, started, SERVER)
 
@@ -217,7 +214,7 @@ class Backend:
     ) -> Generator[str, None, str]:
         """Yield the answer piece by piece. Return the API's reason why it ended."""
         finish = None
-        with self._exchange(CHAT, {**self._chat_request(messages, max_tokens, temperature), "stream": True}) as lines:
+        with self._exchange(CHAT, {**self._chat(messages, max_tokens, temperature), "stream": True}) as lines:
             for line in lines:  # server-sent events, the last of which is no JSON: [DONE]
                 if not line.startswith(b"data: {"):
                     continue
@@ -268,7 +265,7 @@ class Backend:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def _chat_request(
+    def _chat(
         self, messages: ApiMessages, max_tokens: int, temperature: float, tools: Sequence[Mapping[str, Any]] = ()
     ) -> dict[str, Any]:
         request = {**chat_request(messages, max_tokens, tools), "temperature": temperature}

@@ -160,9 +160,9 @@ def _torch(found: metadata.Distribution | None) -> dict[str, Any]:
 def _answers_on(found: metadata.Distribution | None, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the user's own llama-server, else what the package xllamacpp is built for: cpu or card."""
     if program := shutil.which("llama-server", path=environment.get("PATH", "")):
-        from hivetune.llama.backend import program_problem  # only now: what looks at a machine needs no server
+        from hivetune.llama.backend import own_engine  # only now: what looks at a machine needs no server
 
-        if not program_problem(program):
+        if not own_engine(program, os.stat(program).st_mtime_ns).passed_over:
             return {"llama_server": program}
     folder = Path(str(found.locate_file("xllamacpp"))) if found else Path("/nonexistent")
     for path in (path for path in sorted(folder.glob("*.so")) if path.stat().st_size):
