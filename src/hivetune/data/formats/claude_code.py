@@ -31,7 +31,7 @@ _OWN_TEXTS = (
 @dataclass(slots=True)
 class _Line:
     """A line, with who speaks in it, if anybody. `is_note`: an error of the API, a note to the user or the output of a
-    command, which nobody said.
+    command, which nobody said. `answer_id`: the id that all lines of one answer share.
     """
 
     number: int
@@ -40,14 +40,10 @@ class _Line:
     role: str | None
     message: Row
     is_note: bool = False
+    answer_id: str | None = None
 
     def parts(self, kind: str) -> list[Row]:
         return [part for part in listed(self.message.get("content")) if one_of(part, "type") == kind]
-
-    @property
-    def answer_id(self) -> str | None:
-        """Return the id that all lines of one answer share."""
-        return str(self.message["id"]) if self.role == "assistant" and self.message.get("id") else None
 
 
 def is_line(row: Row) -> bool:
@@ -60,26 +56,19 @@ def is_line(row: Row) -> bool:
 
 
 def _line(number: int, event: Row) -> _Line:
-    kind, parent, attached = event.get("type"), event.get("parentUuid"), _attached(event)
-    role = "user" if attached else str(kind) if kind in _SPOKEN else None
-    said = attached or event.get("message") if role else None
-    message = said if isinstance(said, dict) else {}
+    kind, parent = event.get("type"), event.get("parentUuid")
+    said, attached = event.get("message") if kind in _SPOKEN else None, event.get("attachment")
+    if kind == "attachment" and one_of(attached, "type") == "queued_command":  # typed while the model answered
+        said = {"role": "user", "content": order} if (order := one_of(attached, "prompt")) else None
+    elif kind == "attachment" and one_of(attached, "type") == "file":
+        text = one_of(one_of(one_of(attached, "content"), "file"), "content")
+        said = {"role": "user", "content": f"{one_of(attached, 'filename')}\n{text}"} if isinstance(text, str) else None
+    message: Row = said if isinstance(said, dict) else {}
+    role = str(kind) if kind in _SPOKEN else "user" if said else None
     by_program = role == "user" and _text(message).lstrip().startswith(_OWN_TEXTS)
     is_note = by_program or message.get("model") == "<synthetic>" or any(event.get(mark) for mark in _NOTES)
-    return _Line(number, event, parent if isinstance(parent, str) else None, role, message, is_note)
-
-
-def _attached(event: Row) -> Row | None:
-    """Return the user's turn that an attachment is: an order that was typed while the model answered, or the text of a
-    file. None for others, which are notes of the program.
-    """
-    attached = event.get("attachment") if event.get("type") == "attachment" else None
-    if one_of(attached, "type") == "queued_command" and (order := one_of(attached, "prompt")):
-        return {"role": "user", "content": order}
-    text = one_of(one_of(one_of(attached, "content"), "file"), "content")
-    if one_of(attached, "type") == "file" and isinstance(text, str):
-        return {"role": "user", "content": f"{one_of(attached, 'filename')}\n{text}"}
-    return None
+    answer = str(message["id"]) if role == "assistant" and message.get("id") else None
+    return _Line(number, event, parent if isinstance(parent, str) else None, role, message, is_note, answer)
 
 
 def _text(message: Row) -> str:
@@ -114,8 +103,15 @@ def _rows(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     for line in lines.values():
         above = lines.get(line.parent or "")
         # The page that a command of the user's own stands for follows as a note; a command of the program has none.
-        if above is not None and line.event.get("isMeta") is True and (text := _command_arguments(above)):
-            above.is_note, above.message = False, {"role": "user", "content": text}
+        # What the user wrote after the name of the command is what they asked.
+        if (
+            above is not None
+            and line.event.get("isMeta") is True
+            and _text(above.message).lstrip().startswith("<command-")
+        ):
+            arguments = _text(above.message).partition("<command-args>")[2].partition("</command-args>")[0].strip()
+            if arguments:
+                above.is_note, above.message = False, {"role": "user", "content": arguments}
         sidechains = [one is not None and one.event.get("isSidechain") is True for one in (above, line)]
         asks_subagent = sidechains == [False, True] and line.role == "user" and not line.parts("tool_result")
         if asks_subagent or (line.role == "user" and _text(line.message).lstrip().startswith(_CLEAR)):
@@ -142,13 +138,6 @@ def _trees(parents: Mapping[str, str | None]) -> list[list[str]]:
         root_of |= dict.fromkeys(path, root)
         trees.setdefault(root, []).append(name)
     return list(trees.values())
-
-
-def _command_arguments(line: _Line) -> str:
-    """Return what the user wrote after the name of a command."""
-    text = _text(line.message).lstrip()
-    arguments = text.partition("<command-args>")[2].partition("</command-args>")[0]
-    return arguments.strip() if text.startswith("<command-") else ""
 
 
 def _row(lines: Mapping[str, _Line], tree: list[str], spoken: list[str]) -> PlacedRow:
@@ -184,11 +173,10 @@ def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
             # The blocks of one answer are one turn, even where a result was written between two of them.
             last = answers.get(line.answer_id) if line.answer_id else None
             if last is None:
-                last = answers[line.answer_id] = {"role": "assistant", "content": blocks}
+                last = answers[line.answer_id] = {"role": "assistant", "content": []}
                 turns.append(last)
-            else:
-                earlier = {json.dumps(block, sort_keys=True) for block in last["content"]}
-                last["content"] += [block for block in blocks if json.dumps(block, sort_keys=True) not in earlier]
+            earlier = {json.dumps(block, sort_keys=True) for block in last["content"]}
+            last["content"] += [block for block in blocks if json.dumps(block, sort_keys=True) not in earlier]
             if line.message.get("stop_reason") == "max_tokens":
                 last["weight"] = 0
             continue

@@ -197,7 +197,9 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     speakers = Counter(said)
     if assistant is None:
         named = ", ".join(f"{name} ({count})" for name, count in speakers.most_common(_MAX_NAMED))
-        example = shlex.quote(f"assistant={likely_answers(said)}")
+        # Who begins asks, and of the others the one who speaks most answers.
+        likely = next((name for name, _ in speakers.most_common() if name != said[0]), said[0])
+        example = shlex.quote(f"assistant={likely}")
         raise RowRefused("who-answers", f"{named}: say who answers, as in --columns {example}")
     if assistant not in speakers:
         # A first name alone is meant as often as it is misspelt: "Ben" is 0.55 like "Ben Osei".
@@ -213,13 +215,6 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
             turn = {"role": "assistant" if speaker == assistant else "user", **rest}
         with_role.append(turn)
     return with_role
-
-
-def likely_answers(speakers: Sequence[str]) -> str:
-    """Return the speaker who most likely is the assistant."""
-    # Who begins asks, and of the others the one who speaks most answers.
-    others = Counter(name for name in speakers if name != speakers[0]).most_common(1)
-    return others[0][0] if others else speakers[0]
 
 
 def is_lone_thought(message: Message, *, silent: bool) -> bool:

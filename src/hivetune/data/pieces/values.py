@@ -105,12 +105,29 @@ class Path(NamedTuple):
     one_of: tuple[str, ...] = ()
 
 
+WHOLE = "@"  # a path that begins at the row itself
+_CHAINS = (  # of which only the first part begins at a column
+    *("subexpression", "index_expression", "projection", "value_projection", "filter_projection", "flatten"),
+    "pipe",
+)
+
+
 @lru_cache(1024)
 def compile_path(text: str) -> Path:
     """Return a path. Raise ValueError for text that is none."""
     if _NAMES.fullmatch(text):
         names = tuple(re.split(r"\s*\|\|\s*", text))
-        return Path(text, _first_of(names), frozenset(names), names)  # most paths; JMESPath takes ten times as long
+
+        def first(value: Any) -> Any:
+            empty = None
+            for name in names if isinstance(value, dict) else ():
+                found = value.get(name)
+                if found not in (None, "", [], {}):
+                    return found
+                empty = found if empty is None else empty
+            return empty
+
+        return Path(text, first, frozenset(names), names)  # most paths; JMESPath takes ten times as long
     try:
         compiled = jmespath.compile(text)
     except JMESPathError as error:
@@ -126,32 +143,9 @@ def compile_path(text: str) -> Path:
     if WHOLE in begins:
         return Path(text, search, begins - {WHOLE})
     nothing = search({})
-
-    def find(value: Any) -> Any:
-        # Most rows have no column of a long path, and JMESPath takes 15 us to find nothing.
-        return nothing if isinstance(value, dict) and begins.isdisjoint(value) else search(value)
-
-    return Path(text, find, begins)
-
-
-def _first_of(names: tuple[str, ...]) -> Callable[[Any], Any]:
-    def find(value: Any) -> Any:
-        empty = None
-        for name in names if isinstance(value, dict) else ():
-            found = value.get(name)
-            if found not in (None, "", [], {}):
-                return found
-            empty = found if empty is None else empty
-        return empty
-
-    return find
-
-
-WHOLE = "@"  # a path that begins at the row itself
-_CHAINS = (  # of which only the first part begins at a column
-    *("subexpression", "index_expression", "projection", "value_projection", "filter_projection", "flatten"),
-    "pipe",
-)
+    # Most rows have no column of a long path, and JMESPath takes 15 us to find nothing.
+    has_none = begins.isdisjoint
+    return Path(text, lambda value: nothing if isinstance(value, dict) and has_none(value) else search(value), begins)
 
 
 def _heads(node: Mapping[str, Any]) -> Iterator[str]:
