@@ -67,6 +67,16 @@ def test_no_other_column_is_an_outcome_by_its_name(column: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("column", "value"),
+    [("feedback", "too long"), ("success", "maybe"), ("timestamp", "noon"), ("session_id", {"id": 1}), ("user", ["a"])],
+)
+def test_a_fact_that_makes_no_sense_is_listed_as_not_read(column: str, value: Any, tmp_path: Path) -> None:
+    rows = [{"question": f"Is {n} odd?", "answer": str(n % 2 == 1), column: value} for n in range(20)]
+    document = report_of(write(tmp_path / "rows.jsonl", rows))
+    assert (document["usable"], [listed["column"] for listed in unread(document)]) == (20, [column])
+
+
+@pytest.mark.parametrize(
     ("name", "column", "asked"),
     [
         ("unread-column", "country", "question"),

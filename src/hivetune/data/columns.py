@@ -107,6 +107,13 @@ def extract(row: Mapping[str, Any]) -> Fields:
     return Fields(own_id, session, user, agent, category, as_time(time), as_success(success), as_feedback(feedback))
 
 
+def facts_in(row: Mapping[str, Any]) -> set[str]:
+    """Return the columns of facts whose value makes sense."""
+    read = (*[_text] * 5, as_time, as_success, as_feedback)
+    fields = zip(columns_of(tuple(row)), read, strict=True)
+    return {name for names, fact in fields for name in names if fact(row[name]) is not None}
+
+
 @lru_cache(512)  # looking for every name in every row took a third of the reading time
 def columns_of(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Return the columns that may hold each field, the best first."""

@@ -198,6 +198,7 @@ def test_a_wrong_file_of_formats_is_named(change: tuple[str, str], words: str, o
 LOGS = [one.name for one in all_formats() if isinstance(one, Log)]
 ROWS = [{"question": f"what is the size of boot {n}?", "answer": f"it is the size {n}"} for n in range(30)]
 ROWS += [{"type": "open_qa", "prompt": f"what is {n}?", "completion": f"it is {n}"} for n in range(3)]
+ROWS += [{"note": "of nobody"}]  # refused, and counted
 ROWS += [{"type": "chat", "messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}]
 
 

@@ -173,7 +173,7 @@ def read_conversation(row: Row) -> Conversation:
     if SESSION in row:
         return read_session(row)
     if row.get("chosen") not in (None, "", []) and row.get("rejected") not in (None, "", []):
-        hint = "learn: [sft, pairs] learns from both; --columns prompt=...,completion=chosen from the better one"
+        hint = "set learn.use: [sft, pairs] to learn from both, or learn the better one: --columns completion=chosen"
         raise RowRefused("preference-row", hint)
     for form in formats_with(tuple(row)):
         if (conversation := form.read(row)) is not None:
@@ -186,6 +186,7 @@ def read_conversation(row: Row) -> Conversation:
         raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
     names = ", ".join(str(name)[:_MAX_CHARS] for name in list(named)[:_MAX_NAMED]) or "none"
     turns = next((name for name, value in row.items() if objects(parsed(value))), None)
-    line = f"messages={turns},role=...,text=...,assistant=NAME" if turns else "prompt=...,completion=..."
+    line = f"messages={turns},role=...,text=...,assistant=NAME (turns), or rows={turns}[],"
+    line = f"{line if turns else ''}prompt=...,completion=..."
     hint = f"no prompt or answer column recognised among {names}; map yours: --columns {line}"
     raise RowRefused("unknown-layout", hint)

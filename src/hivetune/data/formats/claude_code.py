@@ -190,4 +190,6 @@ def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
 
 
 # The lines of a tree may stand between those of others.
-FORMAT = Log("claude-code", lambda head: any(map(is_line, head.events)), lambda lines: session_rows(lines, _rows))
+FORMAT = Log(
+    "claude-code", lambda head: any(map(is_line, head.events)), lambda lines: session_rows(lines, _rows, is_line)
+)

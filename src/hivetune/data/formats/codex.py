@@ -153,5 +153,7 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
 
 
 FORMAT = Log(
-    "codex", recognise, lambda lines: session_rows(lines, _rows, lambda event: event.get("type") == "session_meta")
+    "codex",
+    recognise,
+    lambda lines: session_rows(lines, _rows, is_line, lambda event: event.get("type") == "session_meta"),
 )

@@ -53,5 +53,5 @@ def _plain(part: Any) -> Any:
 FORMAT = Log(
     "cursor",
     lambda head: bool(head.events) and all(map(is_line, head.events)),
-    lambda lines: session_rows(lines, _row),
+    lambda lines: session_rows(lines, _row, is_line),
 )

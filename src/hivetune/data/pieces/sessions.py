@@ -47,16 +47,6 @@ def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, An
         yield number, event if isinstance(event, dict) else None, text.replace("\t", " ")
 
 
-def is_row(event: Row) -> bool:
-    """Return whether a line of a log is a row of its own, as in files that were joined: it has an answer, a text or
-    turns; where it has a type, as the events of programs have, both a question and an answer, or turns.
-    """
-    names = {plain_name(name) for name in event}
-    if "type" not in event:
-        return not (_ANSWERED | _TURNS | {"text"}).isdisjoint(names)
-    return not (_TURNS.isdisjoint(names) and (_ASKED.isdisjoint(names) or _ANSWERED.isdisjoint(names)))
-
-
 def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] = (), **facts: Any) -> str | RowRefused:
     """Return the record of one conversation, which `read_session` reads; `left_out`: reasons of severity warn."""
     row = {SESSION: program, **{name: value for name, value in facts.items() if value}, "messages": list(messages)}
@@ -71,22 +61,24 @@ def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] 
 def session_rows(
     lines: Iterable[tuple[int, str]],
     read: Callable[[Sequence[PlacedEvent]], Iterator[PlacedRow]],
+    is_line: Callable[[dict[str, Any]], bool],
     begins: Callable[[dict[str, Any]], bool] = lambda event: False,
 ) -> Iterator[PlacedRow]:
-    """Yield what `read` makes of the events of each session; `begins`: whether an event begins one. A session of more
-    than MAX_KEPT_CHARS is read in pieces.
+    """Yield what `read` makes of the events of each session; `is_line`: whether an object is a line of one; `begins`:
+    whether an event begins one. A session of more than MAX_KEPT_CHARS is read in pieces.
     """
     session: list[PlacedEvent] = []
     size = 0
     for number, event, text in events(lines):
-        # A line that is not JSON is counted, and the session goes on without it. A row of its own is a row.
-        if event is None or is_row(event):
-            yield (
-                number,
-                text
-                if event is not None
-                else RowRefused(NOT_HELD, "a line of the session is not JSON; the others are read"),
-            )
+        if event is None:  # it is counted, and the session goes on without it
+            yield number, RowRefused(NOT_HELD, "a line of the session is not JSON; the others are read")
+            continue
+        names = {plain_name(name) for name in event}
+        # In a file that was joined of several a line may be a row: it has turns, or a question and an answer. Programs
+        # write new types of events, which hold nothing that is said.
+        is_row = not _TURNS.isdisjoint(names) or not (_ASKED.isdisjoint(names) or _ANSWERED.isdisjoint(names))
+        if not is_line(event) and ("type" not in event or is_row):
+            yield number, text
             continue
         if session and (begins(event) or size > MAX_KEPT_CHARS):
             yield from read(session)

@@ -14,7 +14,17 @@ from typing import Any, NamedTuple
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.redact import redact_everything
-from hivetune.data.columns import ANSWERS, FACTS, QUESTIONS, as_number, as_success, as_time, plain_name, plain_row
+from hivetune.data.columns import (
+    ANSWERS,
+    FACTS,
+    QUESTIONS,
+    as_number,
+    as_success,
+    as_time,
+    facts_in,
+    plain_name,
+    plain_row,
+)
 from hivetune.data.files.inputs import Inputs, plan_inputs
 from hivetune.data.files.rows import read_rows
 from hivetune.data.formats import format_named, read_conversation
@@ -172,8 +182,7 @@ def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
         # Of columns that mean the same, the first with a value is read, and the others are not.
         plain = plain_row(row)
         read |= {*form.reads, *(next((n for n in names if plain.get(n) not in EMPTY), "") for names in form.one_of)}
-    facts = {name for name, value in row.items() if plain_name(name) in FACTS and not isinstance(value, dict | list)}
-    known = {*read, *facts, *OF_ANSWERS, *OWN}
+    known = {*read, *facts_in(row), *OF_ANSWERS, *OWN}
     return [name for name, value in row.items() if value not in EMPTY and known.isdisjoint((name, plain_name(name)))]
 
 
