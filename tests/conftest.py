@@ -12,7 +12,7 @@ from unittest import mock
 
 import platformdirs
 import pytest
-from forks import Forks
+from forks import FORKS
 from hypothesis import settings
 from once import one_at_a_time
 
@@ -93,10 +93,10 @@ def _without_a_skip(report: Report) -> Report:
 
 @pytest.fixture(scope="session", autouse=True)
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One process imports torch for all tasks that the tests of this process start."""
+    """One process imports torch and transformers for all tasks that the tests of this process start."""
     # What tests make the same each time is made once, and copied (serve/hive.py).
     os.environ["HIVETUNE_TEST_COMMON"] = str(common_folder(tmp_path_factory) / "common")
-    with mock.patch.object(parent, "start_process", Forks().start_process):
+    with mock.patch.object(parent, "start_process", FORKS.start_process):
         yield
 
 

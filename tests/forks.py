@@ -1,14 +1,21 @@
-"""Tests start hundreds of children that import torch, 1.8 s each. Here the standard library's fork server does it once.
+"""Tests start hundreds of processes that import torch (1.4 s each) and transformers (2.5 s more). Here the standard
+library's fork server does it once, and each of them is a fork.
 
-A forked child does what `python -m hivetune.process MODULE TASK.json HEARTBEAT` does. Tests about processes, and
-children with variables that libraries read when they are loaded, get new ones.
+A forked task does what `python -m hivetune.process MODULE TASK.json HEARTBEAT` does, a forked script what `python -c`
+does, and its own tasks are forks too. Tests about processes, and children with variables that libraries read when they
+are loaded, get new ones.
 """
 
+import fcntl
+import importlib.util
 import multiprocessing
 import os
+import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -19,6 +26,17 @@ from hivetune.process import parent
 from hivetune.process.launch import child_environment
 
 _CONTEXT = multiprocessing.get_context("forkserver")
+# All that tasks and supervisors import. Of a name that does not exist the server says nothing.
+_PRELOADED = (
+    "hivetune.cli.main",
+    "hivetune.train.supervise.supervisor",
+    "hivetune.train.worker.recover",
+    "hivetune.judge.worker.score",
+    "hivetune.models.worker.prepare_model",
+    "hivetune.release.worker.score_passages",
+    "hivetune.release.worker.to_gguf",
+    "forks",
+)
 # Read when they are used, so a child may have others than the server.
 _READ_LATE = ("HIVETUNE_HOME", "HIVETUNE_KERNELS", "HIVETUNE_SUPERVISION", "TRITON_CACHE_DIR", "PYTEST_CURRENT_TEST")
 # numpy would start threads, and only a process without threads can fork.
@@ -53,54 +71,101 @@ class Fork:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
 
 class Forks:
-    """`start_process` of process/parent.py, by forks of a server that is started for the first of them."""
+    """`start_process` of process/parent.py, by forks of a server that is started for the first of them.
 
-    def __init__(self) -> None:
-        self._variables: dict[str, str] | None = None
+    `variables`: those that the server has, where it runs already.
+    """
+
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+        self._variables = variables
 
     def start_process(
         self, module: str, task_file: Path, log: IO[bytes], heartbeat: int, environment: Mapping[str, str | None]
     ) -> "subprocess.Popen[bytes]":
         variables = child_environment(environment)
-        early = {name: value for name, value in variables.items() if name not in _READ_LATE}
-        if self._variables is None:
-            _CONTEXT.set_forkserver_preload(["hivetune.train.worker.exchange", "forks"])
-            with mock.patch.dict(os.environ, {**early, **_EARLY}):
-                multiprocessing.forkserver.ensure_running()
-            self._variables = early
-        if early != self._variables or threading.current_thread() is not threading.main_thread():
+        if not self._can_fork(variables):
             return start_new(module, task_file, log, heartbeat, environment)
-        files = _Files(log.fileno(), heartbeat)
-        process = _CONTEXT.Process(target=_run, args=(module, str(task_file), os.getcwd(), variables, files))
+        return self._fork(_run_task, variables, (log.fileno(), heartbeat), module, str(task_file))
+
+    def start_script(self, script: str, *arguments: str, log: IO[Any]) -> "subprocess.Popen[bytes]":
+        """Start what `python -c SCRIPT ARGUMENTS` does with this process's variables, output and errors into `log`."""
+        assert self._can_fork(child_environment({}))
+        return self._fork(_run_script, dict(os.environ), (log.fileno(),), self._variables, script, arguments)
+
+    def _can_fork(self, variables: Mapping[str, str]) -> bool:
+        early = {name: value for name, value in variables.items() if name not in _READ_LATE}
+        if self._variables is None and threading.current_thread() is threading.main_thread():
+            assert all(map(importlib.util.find_spec, _PRELOADED))
+            _CONTEXT.set_forkserver_preload(list(_PRELOADED))
+            with mock.patch.dict(os.environ, {**early, **_EARLY}):
+                forkserver.ensure_running()
+            self._variables = early
+        return early == self._variables
+
+    def _fork(
+        self, run: Callable[..., None], variables: Mapping[str, str], files: tuple[int, ...], *arguments: Any
+    ) -> "subprocess.Popen[bytes]":
+        process = _CONTEXT.Process(target=_run, args=(run, os.getcwd(), variables, _Files(files), *arguments))
         process.start()
         return cast("subprocess.Popen[bytes]", Fork(process))
+
+
+FORKS = Forks()  # of this process
 
 
 class _Files:
     """The handles that a child inherits; they are sent while it is started."""
 
-    def __init__(self, log: int, heartbeat: int):
-        self.handles = log, heartbeat
+    def __init__(self, handles: tuple[int, ...]):
+        self.handles = handles
 
     def __reduce__(self) -> Any:
         return _received, tuple(map(DupFd, self.handles))
 
 
-def _received(log: Any, heartbeat: Any) -> tuple[int, int]:
-    return log.detach(), heartbeat.detach()
+def _received(*handles: Any) -> tuple[int, ...]:
+    return tuple(handle.detach() for handle in handles)
 
 
-def _run(module: str, task_file: str, folder: str, variables: Mapping[str, str], files: tuple[int, int]) -> None:
+def _run(
+    run: Callable[..., None], folder: str, variables: Mapping[str, str], files: tuple[int, ...], *more: Any
+) -> None:
     """Be the child."""
-    from hivetune.process.child import run_child
-
-    log, heartbeat = files
     os.setsid()
+    _die_with_parent()
     for number in (1, 2):
-        os.dup2(log, number)
+        os.dup2(files[0], number)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
-    run_child(module, task_file, str(heartbeat))
+    run(files, *more)
+
+
+def _die_with_parent() -> None:
+    """Let the kernel kill this process, even stopped, when the one that wanted it ends. Its parent is the server."""
+    known = multiprocessing.parent_process()
+    assert known is not None
+    fcntl.fcntl(known.sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(known.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(known.sentinel, fcntl.F_SETFL, os.O_ASYNC)
+
+
+def _run_task(files: tuple[int, ...], module: str, task_file: str) -> None:
+    from hivetune.process.child import run_child
+
+    run_child(module, task_file, str(files[1]))
+
+
+def _run_script(
+    _: tuple[int, ...], server_variables: Mapping[str, str], script: str, arguments: tuple[str, ...]
+) -> None:
+    # Its own server, which the library would start, would load everything again.
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    parent.start_process = Forks(server_variables).start_process
+    sys.argv = ["-c", *arguments]
+    exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})

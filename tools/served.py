@@ -4,9 +4,12 @@ Rendered rows, merged and beside the base in f32, the proof of release/prove.py,
 `tools/families.py` puts the result into its table, tests/release/test_served_families.py asks for some.
 """
 
+import ast
+import functools
 import json
 import math
 import multiprocessing
+import re
 import sys
 import tempfile
 import traceback
@@ -112,7 +115,7 @@ def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
     (folder / "tiny").mkdir()
     tokenizer = _write_tokenizer(kind, folder / "tiny")
     values = tiny_config(kind).to_dict()
-    size = tokenizer.get_vocab_size()
+    size = max(tokenizer.get_vocab().values()) + 1
     words = size if kind == "gemma4_text" else -(-size // 64) * 64  # embeddings are often padded
     wanted = {**{key: value for key, value in WIDER.items() if values.get(key)}, "vocab_size": words}
     if "vocab_size_per_layer_input" in values:
@@ -156,15 +159,44 @@ def _write_tokenizer(kind: str, folder: Path) -> Any:
         if kind == "gemma4_text":  # whose prompts llama.cpp always begins so, as its template does
             settings["bos_token"], template = "<s>", "{{ bos_token }}" + TEMPLATE
     else:
-        from hivetune.models.prepared import fetch_model
-
-        demo = DEMO[0] if DEMO else fetch_model("smollm2-135m")
-        tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
+        tokenizer = Tokenizer.from_str(known_tokenizer(*specials))
     tokenizer.add_special_tokens(specials)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "chat_template.jinja").write_text(template)
     return tokenizer
+
+
+@functools.cache
+def known_tokenizer(*specials: str) -> str:
+    """Return a tokenizer.json whose word splitting llama.cpp's script knows, with these tokens besides.
+
+    The script knows the demo model's by the ids of one text. Tokens and merges that this text does not take are left
+    out: with all 49,000 most of a family's time went into reading and writing them.
+    """
+    from tokenizers import Tokenizer
+
+    from hivetune.models.prepared import fetch_model
+    from hivetune.release.gguf import find_converter
+
+    file = (DEMO[0] if DEMO else fetch_model("smollm2-135m")) / "tokenizer.json"
+    known = json.loads(file.read_text(encoding="utf-8"))
+    script = (find_converter() / "conversion/base.py").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^ +chktxt = ('.*')$", script, re.MULTILINE)
+    vocabulary, merges = known["model"]["vocab"], []
+    kept = {*Tokenizer.from_file(str(file)).encode(ast.literal_eval(text)).tokens}
+    kept |= {token for token in vocabulary if len(token) == 1} | {each["content"] for each in known["added_tokens"]}
+    for left, right in reversed(
+        [merge.split(" ") if isinstance(merge, str) else merge for merge in known["model"]["merges"]]
+    ):
+        if left + right in kept:
+            kept |= {left, right}
+            merges.append([left, right])
+    first = max(vocabulary.values()) + 1
+    known["model"]["vocab"] = {token: number for token, number in vocabulary.items() if token in kept}
+    known["model"]["vocab"] |= {token: first + number for number, token in enumerate(specials)}
+    known["model"]["merges"] = merges[::-1]
+    return json.dumps(known)
 
 
 def _passages(folder: Path) -> list[Any]:

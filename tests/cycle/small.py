@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import forks
 import psutil
 import yaml
+from forks import FORKS
 from serve.hive import MODEL, make_home
 
 from hivetune.base.database import open_database
@@ -35,11 +35,9 @@ UNTIMED = (
     "from dataclasses import replace\nfrom hivetune.judge.verdict import KINDS\n"
     "KINDS['latency_s'] = replace(KINDS['latency_s'], limit=1e9)\n"
 )
-# Its tasks are forks of a process that has imported torch, as those of all tests (forks.py).
-FORKED = (
-    f"import sys\nsys.path.append({str(Path(forks.__file__).parent)!r})\nfrom forks import Forks\n"
-    "from hivetune.process import parent\nparent.start_process = Forks().start_process\n"
-)
+# Its model servers give way to nobody: beside other tests, which fill all cores, they would get 0.3 % of one
+# (process/launch.py).
+PROMPT = "from hivetune.llama import backend\nbackend.give_way = lambda pid: None\n"
 # With the config, and by how many seconds its clock is ahead.
 LOOP = (
     "import sys, time\nfrom pathlib import Path\nfrom hivetune.config import load_config\n"
@@ -126,12 +124,12 @@ class Kill:
 @dataclass
 class KilledLoop:
     """A loop that runs in a process of its own until there is nothing to do, is killed (SIGKILL) and started again.
-    `ahead_s`: of its clock, an hour more after each station that failed, by which its pause is over. `made`: kills by
+    `forked`: from the tests' own server (forks.py), and so are its tasks. `ahead_s`: of its clock, an hour more after each station that failed, by which its pause is over. `made`: kills by
     their way."""
 
     config: Path
     log: Path
-    prologue: str = UNTIMED
+    forked: bool = False
     ahead_s: float = 0.0
     made: Counter[str] = field(default_factory=Counter)
 
@@ -139,9 +137,12 @@ class KilledLoop:
         """Run to the end. Kills whose border does not come are left in `waiting`."""
         for _ in range(1000):
             seen = len(self.lines())
-            command = [sys.executable, "-c", self.prologue + LOOP, str(self.config), str(self.ahead_s)]
+            arguments = UNTIMED + PROMPT + LOOP, str(self.config), str(self.ahead_s)
             with open(self.log, "a", encoding="utf-8") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log)
+                if self.forked:
+                    process = FORKS.start_script(*arguments, log=log)
+                else:
+                    process = subprocess.Popen([sys.executable, "-c", *arguments], stdout=log, stderr=log)
             if self._is_killed(process, seen, waiting):
                 continue
             assert process.returncode == 0, self.log.read_text()[-3000:]

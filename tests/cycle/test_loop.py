@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from cycle.small import (
-    FORKED,
     NAME,
-    UNTIMED,
     Kill,
     KilledLoop,
     append_rows,
@@ -55,7 +53,7 @@ def test_a_cycle_its_domain_and_a_poisoned_night(own_home: Path, tmp_path: Path)
     config, file = make_config(tmp_path, by="agent"), tmp_path / "rows.jsonl"
     vouch()
     config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "learning_rate": 0.003}))
-    killed = KilledLoop(config, tmp_path / "log", UNTIMED + FORKED)
+    killed = KilledLoop(config, tmp_path / "log", forked=True)
     append_rows(file, [of_team(row) for row in make_rows(0, TEAM)])
     append_rows(file, [{**row, "agent": "it"} for row in make_rows(TEAM, OTHERS)])
     borders = (("opened", ""), ("begin", "train"), ("end", "judge"), ("begin", "promote"))

@@ -1,15 +1,16 @@
-"""The real worker and replay child on a card that dies of every row with the token KILL."""
+"""The real worker and replay child on a card that dies of every row with the token KILL. Other ranks are forks."""
 
 import os
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from hivetune.process.child import Heartbeat
+from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Replay, Train
 from hivetune.train.worker import loop as train
-from hivetune.train.worker import recover, session
+from hivetune.train.worker import ranks, recover, session
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
@@ -40,6 +41,33 @@ def poisoned_model(*arguments: Any, **named: Any) -> Any:
     return Poisoned(load_model(*arguments, **named))
 
 
+class ForkedRank:
+    """As `subprocess.Popen` of a rank, without importing torch again."""
+
+    def __init__(self, command: Sequence[str]):
+        self._code: int | None = None
+        self._pid = os.fork()
+        if self._pid == 0:
+            run_child(*command[-2:])
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
+class Started:
+    """What ranks.py starts other ranks by."""
+
+    DEVNULL = subprocess.DEVNULL
+
+    @staticmethod
+    def Popen(command: Sequence[str], stdin: int) -> ForkedRank:
+        return ForkedRank(command)
+
+
 def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     session.load_model = recover.load_model = poisoned_model  # type: ignore[attr-defined]
+    ranks.subprocess = Started  # type: ignore[attr-defined]
     return recover.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)

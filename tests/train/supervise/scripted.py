@@ -20,9 +20,10 @@ from hivetune.train.supervise.supervisor import RunOutcome, supervise_run
 WORKER = str(Path(__file__).with_name("scripted_worker.py"))
 NUM_ROWS, BATCH = 96, 4
 HANGS = ("freeze", "hold the GIL")
-# Silence of so many seconds is a hang: at once where the script hangs, never where it doesn't and the disk does.
-FLOOR_S = {True: 0.6, False: 60}
-QUICK = {"start_timeout_s": 20, "save_timeout_s": 20, "evaluate_timeout_s": 20, "backoff_s": 0.05}
+# Silence of so many seconds is a hang: at once where the script hangs, never where it doesn't and the disk does. A
+# replayed row that hangs does so before its child's first item, so it ends with the time for the start.
+SILENCES_S = {True: {"hang_floor_s": 0.6, "start_timeout_s": 8}, False: {"hang_floor_s": 60, "start_timeout_s": 20}}
+QUICK = {"save_timeout_s": 20, "evaluate_timeout_s": 20, "backoff_s": 0.05}
 HOST = Machine("test", ("avx2",), 2, 8 << 30, 4 << 30, "machine", 1 << 40, (), {"torch": "2.7"})
 CARD = Machine(
     "test", ("avx2",), 2, 8 << 30, 4 << 30, "machine", 1 << 40, (Card("rocm", 0, "R9700", 32 << 30, 30 << 30, "6.18"),)
@@ -35,8 +36,8 @@ def make_run(
     """`folder/run`, `folder/model` and `folder/snapshot`, ready for `supervise`; `limits` of the test."""
     run = folder / "run"
     run.mkdir(parents=True)
-    floor_s = FLOOR_S[any(fault["do"] in HANGS for fault in faults if "do" in fault)]
-    os.environ[VARIABLE] = json.dumps({**QUICK, "hang_floor_s": floor_s, **limits})
+    silences = SILENCES_S[any(fault["do"] in HANGS for fault in faults if "do" in fault)]
+    os.environ[VARIABLE] = json.dumps({**QUICK, **silences, **limits})
     config = parse_config(
         {
             "model": "none",

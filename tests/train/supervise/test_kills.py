@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_run import make_run
+from forks import FORKS
+from tiny_run import SUPERVISOR, make_run
 
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import TENSORS
@@ -20,42 +21,42 @@ pytestmark = pytest.mark.slow
 
 # Each life must be able to save something: an interval well below what a killer leaves it.
 SETTINGS = {"supervise": {"checkpoint_every_s": 0.1, "attempts": 20}, "batch_size": 4}
-SUPERVISOR = """
-import json, sys
-from pathlib import Path
-from hivetune.config import parse_config
-from hivetune.train.supervise.supervisor import supervise_run
-folder = Path(sys.argv[1])
-config = parse_config(json.loads((folder / "config.json").read_text()))
-supervise_run(folder / "run", config, model=folder / "model", snapshot=folder / "snapshot").check()
-"""
 RESULTS = ("adapter_model.safetensors", "adapter_config.json", "plan.json", "plan.bin")
+
+
+Start = Callable[[Path], "subprocess.Popen[bytes]"]
+
+
+def start_new(folder: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(folder), ""])
+
+
+def start_fork(folder: Path) -> "subprocess.Popen[bytes]":
+    with open(folder / "log", "ab") as log:
+        return FORKS.start_script(SUPERVISOR, str(folder), "", log=log)
 
 
 class Killer:
     """Lets a run live in its own process and kills it or its worker until it has done so often enough."""
 
-    def __init__(self, folder: Path, workers: int, supervisors: int, seed: int):
-        self.folder, self.random = folder, random.Random(seed)
+    def __init__(self, folder: Path, workers: int, supervisors: int, seed: int, start: Start):
+        self.folder, self.random, self.start = folder, random.Random(seed), start
         self.left = ["worker"] * workers + ["supervisor"] * supervisors
         self.random.shuffle(self.left)
         self.dead: int | None = None
-        self.process = self._start()
+        self.process = start(folder)
 
     def run(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while self.process.poll() is None or self.process.returncode == -signal.SIGKILL:
             assert time.monotonic() < deadline, "the run did not end"
             if self.process.poll() is not None:
-                self.process = self._start()
+                self.process = self.start(self.folder)
             if self.left and self._wait_for_life():
                 self._kill(self.left.pop())
             time.sleep(0.02)
         assert self.process.returncode == 0
         assert not self.left, f"the run was over before it was killed {len(self.left)} times more"
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(self.folder)])
 
     def _wait_for_life(self) -> bool:
         """Until a worker lives that was not killed yet, mostly until it trains; then a moment. False: the run ended."""
@@ -91,14 +92,14 @@ class Killer:
         return bool(found) and after.count("\n") > 3
 
 
-def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int, timeout_s: float) -> dict[str, int]:
+def check(
+    folder: Path, num_rows: int, workers: int, supervisors: int, seed: int, timeout_s: float, start: Start
+) -> dict[str, int]:
     calm, killed = folder / "calm/run", folder / "killed/run"
-    config = make_run(folder / "calm", num_rows, **SETTINGS)
-    (folder / "calm/config.json").write_text(config.model_dump_json())
-    Killer(folder / "calm", 0, 0, seed).run(timeout_s)
-    config = make_run(folder / "killed", num_rows, **SETTINGS)
-    (folder / "killed/config.json").write_text(config.model_dump_json())
-    Killer(folder / "killed", workers, supervisors, seed).run(timeout_s)
+    for run, kills in ((calm, (0, 0)), (killed, (workers, supervisors))):
+        config = make_run(run.parent, num_rows, **SETTINGS)
+        (run.parent / "config.json").write_text(config.model_dump_json())
+        Killer(run.parent, *kills, seed, start).run(timeout_s)
     for name in RESULTS:
         text, other = (calm / name).read_bytes(), (killed / name).read_bytes()
         assert text.replace(b"/calm/", b"/killed/") == other, name
@@ -117,14 +118,14 @@ def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int
 
 
 def test_eight_kills_change_nothing(tmp_path: Path) -> None:
-    check(tmp_path, 4_000, workers=6, supervisors=2, seed=1, timeout_s=300)
+    check(tmp_path, 4_000, workers=6, supervisors=2, seed=1, timeout_s=300, start=start_fork)
 
 
 @pytest.mark.proof
 def test_a_hundred_and_twenty_kills_change_nothing(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    counted = check(tmp_path, 60_000, workers=100, supervisors=20, seed=2, timeout_s=3600)
+    counted = check(tmp_path, 60_000, workers=100, supervisors=20, seed=2, timeout_s=3600, start=start_new)
     for name, value in counted.items():
         record_property(name, value)
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from test_kills import RESULTS
-from tiny_run import KILL, make_run, supervise
+from tiny_run import KILL, WORKER, make_run, supervise
 
 from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
@@ -72,13 +72,15 @@ class Killer(threading.Thread):
 
     def __init__(self, run: Path, signals: Sequence[tuple[int, signal.Signals]]):
         super().__init__(daemon=True)
-        self.run_folder, self.signals = run, list(signals)
+        self.run_folder, self.signals, self.others = run, list(signals), list[psutil.Process]()
 
     def run(self) -> None:
         for attempt, (number, how) in enumerate(self.signals, 1):
             while not (rank_0 := self._at_work(attempt)):
                 time.sleep(0.02)
-            os.kill(rank_0 if number == 0 else other_rank(rank_0).pid, how)
+            (other,) = psutil.Process(rank_0).children()
+            self.others.append(other)
+            os.kill(rank_0 if number == 0 else other.pid, how)
         self.signals.clear()
 
     def _at_work(self, attempt: int) -> int | None:
@@ -97,20 +99,21 @@ def events(run: Path, journal: str, *names: str) -> list[dict[str, Any]]:
     return [entry for entry in (read_journal(path) if path.exists() else ()) if entry["event"] in names]
 
 
-def other_rank(rank_0: int) -> psutil.Process:
-    children = psutil.Process(rank_0).children()
-    return next(child for child in children if "ranks/1/task.json" in " ".join(child.cmdline()))
-
-
 def trained(
-    folder: Path, rows: int, workers: int, *signals: tuple[int, signal.Signals], **settings: Any
+    folder: Path,
+    rows: int,
+    workers: int,
+    *signals: tuple[int, signal.Signals],
+    worker: str | None = WORKER,
+    **settings: Any,
 ) -> list[bytes]:
-    """What a run comes to whose ranks get these signals: adapter and plan."""
+    """What a run comes to whose ranks get these signals: adapter and plan. Without `worker` ranks are new processes."""
     config = make_run(folder / "same", rows, workers=workers, **{**SETTINGS, **settings})
     killer = Killer(folder / "same/run", signals)
     killer.start()
-    assert supervise(folder / "same", config).status == "done"
+    assert supervise(folder / "same", config, worker=worker).status == "done"
     assert not killer.signals, "the run was over before all were sent"
+    assert not any(other.is_running() and other.status() != psutil.STATUS_ZOMBIE for other in killer.others)
     # Its name is in adapter_config.json: the base model's folder.
     return [(folder / "same/run" / name).read_bytes().replace(bytes(folder), b"") for name in RESULTS]
 
@@ -123,11 +126,11 @@ def test_ranks_that_are_killed_and_stopped_change_nothing(tmp_path: Path) -> Non
     assert killed == trained(tmp_path / "alone", rows, 1, **supervision)
     faults = [entry["fault"] for entry in events(tmp_path / "two/same/run", "events", "failure")]
     assert faults == ["killed", "hang", "killed"]
-    assert not any("ranks/1/task.json" in " ".join(process.cmdline()) for process in psutil.Process().children(True))
 
 
 def test_one_to_four_ranks_give_the_same_bits(tmp_path: Path) -> None:
-    alone, *others = (trained(tmp_path / str(workers), 80, workers, chunk_rows=40) for workers in (1, 2, 3, 4))
+    starts = ((1, WORKER), (2, None), (3, WORKER), (4, WORKER))
+    alone, *others = (trained(tmp_path / str(n), 80, n, worker=worker, chunk_rows=40) for n, worker in starts)
     assert all(other == alone for other in others)
 
 

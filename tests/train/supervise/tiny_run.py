@@ -114,7 +114,7 @@ def make_run(
     return config
 
 
-def supervise(folder: Path, config: RunConfig, *, worker: str = WORKER) -> RunOutcome:
+def supervise(folder: Path, config: RunConfig, *, worker: str | None = WORKER) -> RunOutcome:
     paths = {"model": folder / "model", "snapshot": folder / "snapshot"}
     return supervise_run(folder / "run", config, **paths, worker=worker, replay=WORKER)
 
