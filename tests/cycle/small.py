@@ -124,8 +124,8 @@ class Kill:
 @dataclass
 class KilledLoop:
     """A loop that runs in a process of its own until there is nothing to do, is killed (SIGKILL) and started again.
-    `forked`: from the tests' own server (forks.py), and so are its tasks. `ahead_s`: of its clock, an hour more after each station that failed, by which its pause is over. `made`: kills by
-    their way."""
+    `forked`: from the tests' own server, as its tasks then are. `ahead_s`: of its clock, an hour more after each
+    station that failed, by which its pause is over. `made`: kills by their way."""
 
     config: Path
     log: Path
@@ -137,12 +137,12 @@ class KilledLoop:
         """Run to the end. Kills whose border does not come are left in `waiting`."""
         for _ in range(1000):
             seen = len(self.lines())
-            arguments = UNTIMED + PROMPT + LOOP, str(self.config), str(self.ahead_s)
+            script, arguments = UNTIMED + LOOP, (str(self.config), str(self.ahead_s))
             with open(self.log, "a", encoding="utf-8") as log:
                 if self.forked:
-                    process = FORKS.start_script(*arguments, log=log)
+                    process = FORKS.start_script(PROMPT + script, *arguments, log=log)
                 else:
-                    process = subprocess.Popen([sys.executable, "-c", *arguments], stdout=log, stderr=log)
+                    process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=log, stderr=log)
             if self._is_killed(process, seen, waiting):
                 continue
             assert process.returncode == 0, self.log.read_text()[-3000:]
