@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,33 @@ class StepNotFinite(HivetuneError):
     """Named as the engine's."""
 
 
+def applies(
+    fault: Mapping[str, Any],
+    met: int,
+    settings: Mapping[str, Any],
+    step: int | None,
+    rows: Sequence[int],
+    tokens: int,
+    rank: int = 0,
+    draw: Callable[[], float] = random.random,
+) -> bool:
+    """Return whether a fault that was `met` so often happens under these choices and variables."""
+    cure = fault.get("rung", {})
+    if met >= fault.get("times", 1 << 30) or (
+        cure and all(settings.get(name) == value for name, value in cure.items())
+    ):
+        return False
+    if fault.get("device") and settings.get("device") == "cpu":
+        return False
+    if "chance" in fault:
+        return draw() < fault["chance"]
+    if rank and rank <= fault.get("rank_above", -1):
+        return False
+    if tokens <= fault.get("tokens_above", -1) or ("row" in fault and fault["row"] not in rows):
+        return False
+    return "step" not in fault or step == fault["step"]
+
+
 class Script:
     """The faults of a run and how often each has happened, over all of its workers."""
 
@@ -50,32 +77,15 @@ class Script:
 
     def meet(self, step: int | None, rows: Sequence[int], tokens: int) -> None:
         """Die here, if a fault says so."""
+        settings = {**os.environ, **self.choices.made()}
         for number, fault in enumerate(self.faults):
+            met = self.path.read_text().split().count(str(number)) if self.path.exists() else 0
             if "pace_s" in fault:
                 time.sleep(fault["pace_s"])
-            elif self._applies(fault, number, step, rows, tokens):
+            elif applies(fault, met, settings, step, rows, tokens, self.rank):
                 with open(self.path, "a") as file:
                     file.write(f"{number}\n")
                 self._do(fault, step, rows)
-
-    def _applies(self, fault: Mapping[str, Any], number: int, step: int | None, rows: Sequence[int], n: int) -> bool:
-        done = self.path.read_text().split().count(str(number)) if self.path.exists() else 0
-        if done >= fault.get("times", 1 << 30) or self._cured(fault.get("rung", {})):
-            return False
-        if fault.get("device") and self.choices.device == "cpu":
-            return False
-        if "chance" in fault:
-            return random.random() < fault["chance"]
-        if "rank_above" in fault and self.rank <= fault["rank_above"]:
-            return False
-        if "tokens_above" in fault and n <= fault["tokens_above"]:
-            return False
-        if "row" in fault and fault["row"] not in rows:
-            return False
-        return "step" not in fault or step == fault["step"]
-
-    def _cured(self, rung: Mapping[str, Any]) -> bool:
-        return bool(rung) and all(self.choices.made().get(k) == v or os.environ.get(k) == v for k, v in rung.items())
 
     def _do(self, fault: Mapping[str, Any], step: int | None, rows: Sequence[int]) -> None:
         match fault["do"]:

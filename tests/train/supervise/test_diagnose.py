@@ -1,4 +1,7 @@
-"""The catalogue against real error texts: the right class, and the right answer to "may another attempt help?"."""
+"""The catalogue against real error texts: the right class, and the right answer to "may another attempt help?".
+
+corpus.yaml has reports of the field, phrases.yaml lines of the kernel and logs of several messages.
+"""
 
 import re
 from pathlib import Path
@@ -11,23 +14,26 @@ from hivetune.machine.facts import catalogue
 from hivetune.process.protocol import ChildError, Outcome
 from hivetune.train.supervise.diagnose import Evidence, diagnose, evidence_of
 
-CORPUS = yaml.safe_load(Path(__file__).with_name("corpus.yaml").read_text())
+CORPUS, PHRASES = (
+    yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text()) for name in ("corpus", "phrases")
+)
 EXCEPTION = re.compile(r"^[A-Z]\w+(Error|Exception): ", re.MULTILINE)
-HARMLESS = "\n".join(yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text())["harmless"])
+TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 3, in main\n'
 TORCH_ADDS = """{0} kernel errors might be asynchronously reported at some other API call.
 For debugging consider passing {0}_LAUNCH_BLOCKING=1
 Compile with `TORCH_USE_{0}_DSA` to enable device-side assertions.
 """
 
 
+def told(log: str = "", kernel: str = "", *facts: str) -> str:
+    return diagnose(Evidence(log=log, kernel=kernel, facts=frozenset(facts or ("always", "exit:1")))).fault.id
+
+
 def found(case: dict[str, Any]) -> tuple[str, bool]:
     facts = {"always", f"signal:{case['signal']}" if "signal" in case else "exit:1"}
     facts |= {"oom"} if case.get("oom") else set()
-    if case.get("kernel"):
-        evidence = Evidence(kernel=case["text"], facts=frozenset(facts))
-    else:
-        evidence = Evidence(log=case["text"], facts=frozenset(facts))
-    fault = diagnose(evidence).fault
+    place = "kernel" if case.get("kernel") else "log"
+    fault = diagnose(Evidence(**{place: case["text"]}, facts=frozenset(facts))).fault
     return fault.id, fault.retry
 
 
@@ -43,10 +49,21 @@ def test_what_torch_adds_to_every_error_of_the_card_changes_nothing(api: str) ->
 
 
 def test_lines_that_mean_nothing_change_nothing_before_an_exception() -> None:
+    before = "\n".join(PHRASES["harmless"]) + "\nTraceback (most recent call last):\n"
     cases = [case for case in CORPUS if EXCEPTION.search(case["text"])]
     for case in cases:
-        assert found({**case, "text": f"{HARMLESS}\nTraceback (most recent call last):\n{case['text']}"}) == found(case)
+        assert found({**case, "text": before + case["text"]}) == found(case)
     assert len(cases) > 150
+
+
+@pytest.mark.parametrize("line", PHRASES["harmless"])
+def test_a_harmless_line_changes_nothing(line: str) -> None:
+    log = f"starting\n{line}\nmore\n"
+    assert told(log, "", "always", "signal:SIGSEGV") == "crashed"
+    assert told(log, "", "always", "hung", "state:S") == "hang"
+    assert told(f"{log}{TRACEBACK}ValueError: the config is odd") == "program-error"
+    ours = Evidence("RuntimeError: a reason", log, facts=frozenset({"always", "exit:1", "type:RuntimeError"}))
+    assert diagnose(ours).fault.id == "program-error"
 
 
 def test_every_text_has_a_public_source_and_a_known_class() -> None:
@@ -56,13 +73,36 @@ def test_every_text_has_a_public_source_and_a_known_class() -> None:
     assert sum("told" in case for case in CORPUS) <= 3
 
 
+@pytest.mark.parametrize(("fault", "line"), [(f, line) for f, lines in PHRASES["kernel"].items() for line in lines])
+def test_lines_of_the_kernel(fault: str, line: str) -> None:
+    assert told("", line, "always") == fault
+
+
+@pytest.mark.parametrize("case", PHRASES["logs"], ids=lambda case: case["fault"])
+def test_the_last_exception_then_the_log_then_what_only_wraps(case: dict[str, str]) -> None:
+    assert told(case["log"].replace("TRACEBACK\n", TRACEBACK)) == case["fault"]
+
+
+def test_what_the_kernel_says_comes_before_what_only_noticed_it() -> None:
+    noticed = f"{TRACEBACK}torch.AcceleratorError: CUDA error: unspecified launch failure"
+    assert told(noticed) == "device-memory-fault"
+    assert told(noticed, "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.") == "device-lost"
+    assert told(noticed, "amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:8)") == "device-memory-fault"
+
+
+def test_an_exception_in_the_log_of_a_killed_process_is_not_its_end() -> None:
+    log = f"{TRACEBACK}ImportError: cannot import name 'x' from 'y'\ngoing on without"
+    assert told(log) == "library-mismatch"
+    assert told(log, "", "always", "signal:SIGKILL") == "killed"
+
+
 def outcome(**changes: Any) -> Outcome:
     plain: dict[str, Any] = {"status": "died", "returncode": -changes.pop("signal", -1), "seconds": 1.0, "result": {}}
     return Outcome(**{**plain, "stderr_tail": "", **changes})
 
 
-def error(kind: str, message: str, exit_code: int = 1) -> ChildError:
-    return ChildError(kind, message, "", exit_code, "")
+def failed(kind: str, message: str, exit_code: int = 1, log: str = "") -> Outcome:
+    return outcome(status="failed", stderr_tail=log, error=ChildError(kind, message, "", exit_code, ""))
 
 
 @pytest.mark.parametrize(
@@ -77,27 +117,44 @@ def error(kind: str, message: str, exit_code: int = 1) -> ChildError:
         (outcome(signal=6), {}, "crashed"),
         (outcome(signal=7), {}, "crashed"),
         (outcome(signal=15), {}, "killed"),
+        # A fall-back that was only announced is no fault.
+        (
+            outcome(signal=11, stderr_tail="UserWarning: hipBLASLt on an unsupported architecture! Overriding blas"),
+            {},
+            "crashed",
+        ),
         (outcome(returncode=0), {}, "program-error"),
-        (outcome(status="failed", error=error("KeyError", "'x'")), {}, "program-error"),
-        (outcome(status="failed", error=error("UsageError", "no", 2)), {}, "refused"),
-        (outcome(status="failed", error=error("CanaryFailed", "product 1 x 2 is wrong")), {}, "wrong-numbers"),
-        (outcome(status="failed", error=error("StepNotFinite", "step 3")), {}, "not-finite"),
-        (outcome(status="failed", error=error("LossDiverged", "up")), {}, "loss-diverged"),
+        (failed("KeyError", "'x'"), {}, "program-error"),
+        (failed("UsageError", "no", 2), {}, "refused"),
+        (failed("CanaryFailed", "product 1 x 2 is wrong"), {}, "wrong-numbers"),
+        (failed("StepNotFinite", "step 3"), {}, "not-finite"),
+        (failed("LossDiverged", "up"), {}, "loss-diverged"),
+        (failed("RuntimeError", "CUDA error: GPU is lost. Reboot the system to recover this GPU"), {}, "device-lost"),
+        (failed("RuntimeError", "No HIP GPUs are available"), {}, "device-lost"),
+        (failed("RuntimeError", "HSA_STATUS_ERROR_RESOURCE_BUSY: the queue is taken"), {}, "device-lost"),
+        (failed("OutOfMemoryError", "HIP out of memory. Tried to allocate 1.16 GiB"), {}, "device-out-of-memory"),
+        (failed("CanaryFailed", "canary product in bfloat16 on cuda:0: 3 of 8 rows"), {}, "wrong-numbers"),
+        (failed("RuntimeError", "HIP error: an illegal memory access was encountered"), {}, "device-memory-fault"),
+        (
+            failed("RuntimeError", "The NVIDIA driver on your system is too old (found version 11040)"),
+            {},
+            "device-kernels-missing",
+        ),
+        (failed("ImportError", "libtorch_cpu.so: failed to map segment from shared object"), {}, "library-mismatch"),
+        # The error's own words count more than an older warning.
+        (
+            failed(
+                "RuntimeError",
+                "HIP error: invalid device function",
+                log="UserWarning: Cannot allocate memory, going on",
+            ),
+            {},
+            "device-kernels-missing",
+        ),
     ],
 )
 def test_facts(ended: Outcome, more: dict[str, Any], expected: str) -> None:
     assert diagnose(evidence_of(ended, **more)).fault.id == expected
-
-
-def test_the_errors_own_words_count_more_than_an_older_warning() -> None:
-    log = "UserWarning: Cannot allocate memory for the cache, going on without"
-    ended = outcome(status="failed", stderr_tail=log, error=error("RuntimeError", "HIP error: invalid device function"))
-    assert diagnose(evidence_of(ended)).fault.id == "device-kernels-missing"
-
-
-def test_a_fall_back_that_was_only_announced_is_no_fault() -> None:
-    log = "UserWarning: Attempting to use hipBLASLt on an unsupported architecture! Overriding blas backend to hipblas"
-    assert diagnose(evidence_of(outcome(signal=11, stderr_tail=log))).fault.id == "crashed"
 
 
 def test_the_words_name_cause_quote_and_shape() -> None:

@@ -10,15 +10,13 @@ from tiny_run import make_run, supervise
 
 pytestmark = pytest.mark.slow
 
-WORKER = str(Path(__file__).with_name("faulty_worker.py"))
-
 
 def run_with(folder: Path, fault: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Events and metrics of a run of 80 steps that met `fault` and came to its end."""
     config = make_run(folder, 320, batch_size=4, supervise={"hang_floor_s": 60, "checkpoint_every_s": 0.01})
-    (folder / "run/fault.txt").write_text(fault)
-    outcome = supervise(folder, config, worker=WORKER).check()
-    assert outcome.steps == 80 and not (folder / "run/fault.txt").exists()
+    (folder / "run/spoil.json").write_text(json.dumps({fault: True}))
+    outcome = supervise(folder, config).check()
+    assert outcome.steps == 80 and (folder / f"run/spoil.{fault}").exists()
     texts = [(folder / "run" / name).read_text() for name in ("events.jsonl", "metrics.jsonl")]
     events, metrics = ([json.loads(line) for line in text.splitlines()] for text in texts)
     losses = [entry["loss"] for entry in metrics if entry["event"] == "step"]

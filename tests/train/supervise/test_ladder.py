@@ -1,18 +1,22 @@
 """The ladder as a pure function: what comes after what."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from hivetune.machine.facts import catalogue
+from hivetune.machine.facts import catalogue, facts
+from hivetune.machine.inventory import Card, read_machine
 from hivetune.train.supervise.ladder import (
     FORGET_S,
     RUNGS,
     Bounds,
     Failure,
+    Reply,
     arithmetic_changes,
     effects_of,
     next_action,
+    published_remedies,
     remember_rungs,
     remembered_rungs,
 )
@@ -82,23 +86,64 @@ def test_a_quarantined_row_is_progress() -> None:
     assert next_action(history, HOST).kind == "again"
 
 
+def replies_to(fault: str, bounds: Bounds) -> list[Reply]:
+    """What is done while every attempt ends in the same way at the same step; no row is to blame."""
+    history = [at(4, fault=fault)]
+    replies = [next_action(history, bounds)]
+    while replies[-1].kind in ("again", "change", "isolate") and len(replies) < 20:
+        last = replies[-1]
+        if last.kind == "isolate":
+            history[-1] = replace(history[-1], isolated=True)
+        else:
+            history.append(at(4, fault=fault, rungs=last.rungs, tried=last.tried))
+        replies.append(next_action(history, bounds))
+    return replies
+
+
 @pytest.mark.parametrize("fault", [fault.id for fault in catalogue()])
 @pytest.mark.parametrize("bounds", [HOST, CARD])
 def test_without_progress_every_fault_ends_after_the_attempts_that_are_allowed(fault: str, bounds: Bounds) -> None:
-    history: list[Failure] = []
-    rungs: tuple[str, ...] = ()
-    tried = ""
-    while len(history) < 10:
-        history.append(at(3, fault=fault, rungs=rungs, tried=tried))
-        action = next_action(history, bounds)
-        if action.kind == "isolate":
-            history[-1] = at(3, fault=fault, rungs=rungs, tried=tried, isolated=True)
-            action = next_action(history, bounds)
-        if action.kind in ("stop", "wait"):
-            break
-        assert all(bounds.on_device or not RUNGS[name].device_only for name in action.rungs)
-        rungs, tried = action.rungs, action.tried
-    assert len(history) <= bounds.attempts
+    replies = replies_to(fault, bounds)
+    assert sum(reply.kind != "isolate" for reply in replies) <= bounds.attempts
+    assert all(bounds.on_device or not RUNGS[name].device_only for reply in replies for name in reply.rungs)
+
+
+@pytest.mark.parametrize(
+    ("fault", "first"),
+    [
+        ("device-lost", "again"),
+        ("device-memory-fault", "again"),
+        ("device-out-of-memory", "change"),
+        ("wrong-numbers", "change"),
+        ("device-kernels-missing", "stop"),
+        ("library-mismatch", "stop"),
+    ],
+)
+def test_a_card_that_fails_whatever_is_done_is_left_at_last(fault: str, first: str) -> None:
+    """The processor is what always works. What no attempt can help ends the run at once."""
+    replies = replies_to(fault, Bounds(on_device=True))
+    assert (replies[0].kind, replies[-1].kind) == (first, "stop") and len(replies) < 12
+    assert any(reply.tried == "cpu" for reply in replies) == (first != "stop")
+
+
+def bounds_of(gfx: str, **changes: Any) -> Bounds:
+    card = Card("rocm", 0, "a card", 16 << 30, 15 << 30, "6.12", gfx)
+    known = published_remedies(replace(read_machine(), cards=(card,)))
+    return replace(Bounds(on_device=True, published=known), **changes)
+
+
+def test_what_helped_others_comes_first_and_says_whose_it_is() -> None:
+    known = next_action([at(4)] * 2, bounds_of("gfx1201", void=frozenset({"blas"})))
+    assert (known.kind, known.tried) == ("change", "environment") and "legacy-rocm-build/issues/6647" in known.why
+    assert next_action([at(4)] * 2, bounds_of("gfx90a")).tried == "blas"
+    tried = [reply.tried for reply in replies_to(FAULT, bounds_of("gfx1201")) if reply.tried]
+    assert tried == ["blas", "environment", "plain", "cpu"]
+
+
+def test_remedies_name_rungs() -> None:
+    remedies = [remedy for fact in facts("finding") for remedy in fact.more.get("rungs", ())]
+    assert {remedy["rung"] for remedy in remedies} <= RUNGS.keys() and len(remedies) == 4
+    assert {fault for remedy in remedies for fault in remedy["faults"]} <= {fault.id for fault in catalogue()}
 
 
 def test_memory_is_saved_step_by_step() -> None:

@@ -1,7 +1,7 @@
 """What it is all for: a log of interactions trains to its end on two cores, whatever happens on the way, and answers.
 
 The demo's rows and the real model; on the way one SIGKILL of the worker, one row whose gradient is NaN and one error
-of hipBLASLt, as a card would say it (goal_worker.py).
+of hipBLASLt, as a card would say it (spoiled_worker.py).
 """
 
 import functools
@@ -29,7 +29,7 @@ from hivetune.train.supervise.supervisor import supervise_run
 
 pytestmark = pytest.mark.slow
 
-WORKER = str(Path(__file__).with_name("goal_worker.py"))
+WORKER = str(Path(__file__).with_name("spoiled_worker.py"))
 # When it happens, as shares of the way.
 NAN_AT, KILL_AT, HIPBLASLT_AT = 0.25, 0.5, 0.75
 QUESTION = "What does json.dumps do?"
@@ -141,7 +141,7 @@ def as_row(line: str) -> dict[str, Any] | None:
 
 def write_script(run: Run) -> dict[str, int]:
     """Which rows and steps; the same when it is started again."""
-    path = run.folder / "goal.json"
+    path = run.folder / "spoil.json"
     if not path.exists():
         steps = run.plan.steps
         nan_at, kill_at, failing = (int(share * len(steps)) for share in (NAN_AT, KILL_AT, HIPBLASLT_AT))

@@ -1,34 +1,30 @@
 """Runs of the real worker on a small random model: rows of random tokens, some of them poisoned.
 
 A row with the token NAN has a loss that is not finite (its embedding is NaN). A row with the token KILL ends the
-process of whoever computes it, if that is `poisoned_worker.py`.
+process of whoever computes it, if that is `spoiled_worker.py`.
 """
 
-import hashlib
 import json
 import os
 import random
-import sqlite3
 import time
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from train.planned import write_run
 from train.worker.models import write_model
 
 from hivetune.base.disk import write_json, write_manifest
 from hivetune.base.journal import read_journal
-from hivetune.config import RunConfig, parse_config
-from hivetune.data.snapshot import ROWS_SCHEMA
+from hivetune.config import RunConfig
 from hivetune.process.launch import VARIABLE
-from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.train.supervise.supervisor import RunOutcome, supervise_run
 
 NAN, KILL = 95, 96
-WORKER = str(Path(__file__).with_name("poisoned_worker.py"))
+WORKER = str(Path(__file__).with_name("spoiled_worker.py"))
 # A run's process: its folder and the script of its worker, or "" for the real one.
 SUPERVISOR = """
 import json, sys
@@ -80,37 +76,8 @@ def make_run(
     `supervise`: the limits of all runs of the test.
     """
     os.environ[VARIABLE] = json.dumps(supervise or {})
-    config = parse_config(
-        {
-            "model": "tiny",
-            "data": {"path": "none"},
-            "lora": {"r": 4},
-            "epochs": 1,
-            "learning_rate": 1e-3,
-            "dtype": "float32",
-            "device": "cpu",
-            **settings,
-        }
-    )
-    run = folder / "run"
-    run.mkdir(parents=True)
-    resolved = {"config": config.model_dump(mode="json"), "choices": {**FIXED, **(choices or {})}}
-    (run / "config.resolved.yaml").write_text(json.dumps(resolved))
+    config = write_run(folder, _rows(num_rows, poison or {}, seed), settings, {**FIXED, **(choices or {})})
     _write_model(folder / "model")
-    rows = _rows(num_rows, poison or {}, seed)
-    digest = _write_snapshot(folder / "snapshot", rows)
-    plan_rows = [PlanRow(row, _content_id(row), len(tokens), len(tokens) - 4) for row, tokens in enumerate(rows)]
-
-    plan = make_plan(
-        plan_rows,
-        snapshot_hash=digest,
-        settings_hash="settings",
-        seed=config.seed,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        chunk_rows=config.chunk_rows,
-    )
-    write_plan(run, plan)
     return config
 
 
@@ -129,40 +96,12 @@ def _write_model(folder: Path) -> None:
     write_manifest(folder)
 
 
-def _rows(num_rows: int, poison: Mapping[int, int], seed: int) -> list[list[int]]:
+def _rows(num_rows: int, poison: Mapping[int, int], seed: int) -> list[tuple[list[int], list[int]]]:
     numbers = random.Random(seed)
     rows = []
     for row in range(num_rows):
         tokens = [numbers.randrange(3, 90) for _ in range(numbers.randrange(6, 20))]
         if row in poison:
             tokens[2] = poison[row]
-        rows.append(tokens)
+        rows.append((tokens, [0] * 4 + [1] * (len(tokens) - 4)))
     return rows
-
-
-def _content_id(row: int) -> str:
-    return hashlib.sha256(str(row).encode()).hexdigest()
-
-
-def _write_snapshot(folder: Path, rows: list[list[int]]) -> str:
-    folder.mkdir()
-    offsets, tokens, trained = array("Q", [0]), array("I"), bytearray()
-    for row in rows:
-        offsets.append(offsets[-1] + len(row))
-        tokens.extend(row)
-        trained += bytes([0] * 4 + [1] * (len(row) - 4))
-    (folder / "offsets.u64").write_bytes(offsets.tobytes())
-    (folder / "tokens.u32").write_bytes(tokens.tobytes())
-    (folder / "trained.u8").write_bytes(trained)
-    database = sqlite3.connect(folder / "rows.sqlite")
-    database.executescript(ROWS_SCHEMA)
-    database.executemany(
-        "INSERT INTO rows (row, id, source, split, tied, length, trained, messages)"
-        " VALUES (?, ?, ?, 'train', ?, ?, ?, '[]')",
-        [(n, _content_id(n), f"rows.jsonl:{n + 1}", n, len(row), len(row) - 4) for n, row in enumerate(rows)],
-    )
-    database.commit()
-    database.close()
-    digest = hashlib.sha256(tokens.tobytes()).hexdigest()
-    write_manifest(folder, {"kind": "snapshot", "hash": digest, "num_rows": len(rows), "num_bad": 0})
-    return digest

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scripted import BATCH, NUM_ROWS
+from scripted_worker import applies
 
 from hivetune.train.supervise.ladder import (
     Bounds,
@@ -120,34 +121,13 @@ class World:
     ) -> str | None:
         tokens = 13 * -(-len(rows) // 2 ** settings.get("halvings", 0))
         for number, fault in enumerate(self.faults):
-            if (chance or "chance" not in fault) and self._applies(fault, number, settings, step, rows, tokens):
-                self.met[number] = self.met.get(number, 0) + 1
+            met = self.met.get(number, 0)
+            if (chance or "chance" not in fault) and applies(
+                fault, met, settings, step, rows, tokens, draw=self.random.random
+            ):
+                self.met[number] = met + 1
                 return DIAGNOSES[fault["text"] if fault["do"] == "raise" else fault["do"]]
         return None
-
-    def _applies(
-        self,
-        fault: Mapping[str, Any],
-        number: int,
-        settings: Mapping[str, Any],
-        step: int | None,
-        rows: Sequence[int],
-        tokens: int,
-    ) -> bool:
-        cure = fault.get("rung", {})
-        if self.met.get(number, 0) >= fault.get("times", 1 << 30):
-            return False
-        if cure and all(settings.get(name) == value for name, value in cure.items()):
-            return False
-        if fault.get("device") and settings.get("device") == "cpu":
-            return False
-        if "chance" in fault:
-            return self.random.random() < fault["chance"]
-        if "tokens_above" in fault and tokens <= fault["tokens_above"]:
-            return False
-        if "row" in fault and fault["row"] not in rows:
-            return False
-        return "step" not in fault or step == fault["step"]
 
 
 def play(world: World) -> tuple[str, list[Failure]]:

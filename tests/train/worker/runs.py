@@ -2,21 +2,15 @@
 
 import json
 import random
-import sqlite3
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from train.planned import Rows, write_run
 
-from hivetune.base.disk import sha256_bytes, write_manifest
 from hivetune.base.journal import read_journal
-from hivetune.config import parse_config
-from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
-from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.train.worker import loop as train
 
 SPLITS = ("train",) * 8 + ("validation", "test")
@@ -33,74 +27,20 @@ def learnable_rows(count: int, *, seed: int = 0, vocab: int = 90) -> list[tuple[
     return rows
 
 
-def write_snapshot(folder: Path, rows: Sequence[tuple[list[int], list[int]]], splits: Sequence[str] = SPLITS) -> str:
-    """A snapshot folder with these rows, its splits in turn; its hash."""
-    folder.mkdir(parents=True)
-    offsets, tokens, trained = array("Q", [0]), array("I"), bytearray()
-    database = sqlite3.connect(folder / "rows.sqlite")
-    database.executescript(ROWS_SCHEMA)
-    for row, (ids, mask) in enumerate(rows):
-        offsets.append(offsets[-1] + len(ids))
-        tokens.extend(ids)
-        trained += bytes(mask)
-        database.execute(
-            "INSERT INTO rows (row, id, source, split, tied, length, trained, messages)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, '[]')",
-            (row, str(row), f"rows.jsonl:{row + 1}", splits[row % len(splits)], row, len(ids), sum(mask)),
-        )
-    database.commit()
-    database.close()
-    (folder / "offsets.u64").write_bytes(offsets.tobytes())
-    (folder / "tokens.u32").write_bytes(tokens.tobytes())
-    (folder / "trained.u8").write_bytes(trained)
-    digest = sha256_bytes(tokens.tobytes() + bytes(trained))
-    write_manifest(folder, {"kind": "snapshot", "hash": digest, "num_rows": len(rows), "num_bad": 0})
-    return digest
-
-
 # The comparison with transformers has tests of its own, and takes longer than most runs here.
 FIXED = {"threads": 1, "products": "native", "agreement": {}}
 
 
 def make_run(
     folder: Path,
-    rows: Sequence[tuple[list[int], list[int]]],
+    rows: Rows,
     *,
     choices: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> None:
     """`folder/run` with config and plan and `folder/snapshot`: everything but the model."""
-    defaults: dict[str, Any] = {
-        "model": "tiny",
-        "data": {"path": "none"},
-        "lora": {"r": 4, "alpha": 8},
-        "batch_size": 8,
-        "epochs": 2,
-        "learning_rate": 1e-2,
-        "dtype": "float32",
-        "device": "cpu",
-    }
-    config = parse_config({**defaults, **settings})
-    digest = write_snapshot(folder / "snapshot", rows)
-    run = folder / "run"
-    run.mkdir()
-    resolved = {"config": config.model_dump(mode="json"), "choices": FIXED | dict(choices or {})}
-    (run / "config.resolved.yaml").write_text(yaml.safe_dump(resolved))
-    plan_rows = [
-        PlanRow(row, str(row), len(ids), sum(mask))
-        for row, (ids, mask) in enumerate(rows)
-        if SPLITS[row % len(SPLITS)] == "train"
-    ]
-    plan = make_plan(
-        plan_rows,
-        snapshot_hash=digest,
-        settings_hash="settings",
-        seed=config.seed,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        max_steps=config.max_steps,
-    )
-    write_plan(run, plan)
+    defaults: dict[str, Any] = {"lora": {"r": 4, "alpha": 8}, "batch_size": 8, "epochs": 2, "learning_rate": 1e-2}
+    write_run(folder, rows, {**defaults, **settings}, FIXED | dict(choices or {}), SPLITS)
 
 
 def run_training(folder: Path, model: Path, *, on_beat: Callable[[Heartbeat, int], None] | None = None) -> dict:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from train.planned import write_snapshot
 from train.worker.models import documents, write_model
-from train.worker.runs import write_snapshot
 
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from train.planned import write_snapshot
 from train.worker.models import documents, random_adapter, write_model
-from train.worker.runs import SPLITS, learnable_rows, make_run, run_bytes, run_training, stop_after, write_snapshot
+from train.worker.runs import SPLITS, learnable_rows, make_run, run_bytes, run_training, stop_after
 
 from hivetune.base.disk import write_manifest
 from hivetune.base.journal import read_journal
