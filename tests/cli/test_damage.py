@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from train.supervise.scripted import make_run, supervise
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, sha256_file, write_json, write_manifest
+from hivetune.base.disk import MANIFEST, read_json, sha256_file, write_json, write_manifest
 from hivetune.config import RunConfig
 from hivetune.data.identity import settings_of
 from hivetune.errors import UsageError
@@ -60,7 +60,12 @@ def record(folder: Path, config: RunConfig) -> dict[str, object]:
     result |= dict.fromkeys(("loss_first", "loss_last", "tokens_per_second", "adapter_step"), 1.0)
     result |= {"peak_memory_bytes": 5, "train_seconds": 1.0, "storage_problem": "", "arithmetic_changes": []}
     result |= {"dtype": "float32", "device": "cpu", "path": "fast", "kernels": "native"}
-    identity = {"settings": settings_of(config), "snapshot": "h", "model": sha256_file(folder / "model" / MANIFEST)}
+    snapshot = read_json(folder / "snapshot" / MANIFEST)["hash"]
+    identity = {
+        "settings": settings_of(config),
+        "snapshot": snapshot,
+        "model": sha256_file(folder / "model" / MANIFEST),
+    }
     paths = {"model": str(folder / "model"), "snapshot": str(folder / "snapshot")}
     known = {"schema": 1, "name": "mine", "created": 5.0, "status": "done"}
     return {**known, "identity": identity, "result": result, **paths}

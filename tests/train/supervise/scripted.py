@@ -34,7 +34,14 @@ def make_run(
     silences = SILENCES_S[any(fault["do"] in HANGS for fault in faults if "do" in fault)]
     os.environ[VARIABLE] = json.dumps({**QUICK, **silences, **limits})
     rows = [(list(range(size)), [0] * (size - 3) + [1] * 3) for size in (10 + row % 7 for row in range(NUM_ROWS))]
-    settings = {"batch_size": BATCH, "allow": list(allow), "lora": {}, "dtype": "auto", "device": "auto"}
+    settings = {
+        "model": "none",
+        "batch_size": BATCH,
+        "allow": list(allow),
+        "lora": {},
+        "dtype": "auto",
+        "device": "auto",
+    }
     config = write_run(folder, rows, settings, {"device": device})
     (folder / "run/script.json").write_text(json.dumps(faults))
     (folder / "model").mkdir()
