@@ -86,10 +86,9 @@ def test_every_end_is_an_outcome(
 def test_an_outcome_tells_what_its_reader_needs(ended: dict[str, Outcome]) -> None:
     refused, crashed = ended["refuse"].error, ended["crash"].error
     assert refused is not None and refused.hint == "use a smaller model"
-    assert crashed is not None and "in main" in crashed.traceback
+    assert crashed is not None and "in main" in ended["crash"].stderr_tail
     assert ended["needs"].error is not None and "pip install" in ended["needs"].error.hint
     assert "Memory access fault by GPU node-1" in ended["abort"].stderr_tail
-    assert (ended["stop_itself"].state, ended["hold_gil"].state, ended["hold_gil"].survived) == ("T", "S", False)
     assert "tiny_child.py" in ended["hold_gil"].stderr_tail  # the stack, dumped without the GIL
 
 

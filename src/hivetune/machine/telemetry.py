@@ -26,30 +26,25 @@ def sample(pid: int | None, folder: Path, root: Path = Path("/")) -> dict[str, A
     """Return the current use of the machine, of the process tree of `pid`, and of the cards."""
     measured: dict[str, Any] = {
         "available_bytes": psutil.virtual_memory().available,
-        "swap_used_bytes": psutil.swap_memory().used,
         "disk_free_bytes": psutil.disk_usage(str(folder)).free,
         "load": round(os.getloadavg()[0], 2),
     }
     if pid is not None:
-        measured |= process_tree(pid)
+        measured |= {"resident_bytes": resident_bytes(pid)}
     if cards := [*read_amd(root), *read_nvidia()]:
         measured["cards"] = [{name: card[name] for name in SENSORS if name in card} for card in cards]
     return measured
 
 
-def process_tree(pid: int) -> dict[str, Any]:
-    """Return resident memory and CPU seconds of a process and its descendants; empty if it has ended."""
-    try:
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process and its descendants, 0 if it has ended."""
+    resident = 0
+    with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        tree = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return {}
-    resident, cpu_s = 0, 0.0
-    for each in tree:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied), each.oneshot():
-            resident += each.memory_info().rss
-            cpu_s += sum(each.cpu_times()[:2])  # user and system
-    return {"resident_bytes": resident, "cpu_s": round(cpu_s, 2)}
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                resident += each.memory_info().rss
+    return resident
 
 
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:

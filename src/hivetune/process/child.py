@@ -142,7 +142,7 @@ def report_failure(folder: Path, error: BaseException) -> int:
     if isinstance(error, HivetuneError):
         message, hint, code = error.message, error.hint, error.exit_code
     kind = type(error).__name__
-    described = {"type": kind, "message": message, "hint": hint, "exit_code": code, "traceback": text}
+    described = {"type": kind, "message": message, "hint": hint, "exit_code": code}
     try:
         write_json(folder / OUTCOME, {"schema": 1, "status": "failed", "error": described})
     except OSError as problem:

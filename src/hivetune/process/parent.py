@@ -134,16 +134,13 @@ class Child:
 
     def end_hung(self) -> Outcome:
         """Log all stacks and send SIGKILL: a hung child can't save, and its checkpoint is on the disk."""
-        state = ""
-        with contextlib.suppress(OSError):  # it may just have ended
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
-            state = stat.rpartition(")")[2].split()[0]
         if not self.ended:
             self.process.send_signal(signal.SIGUSR1)  # also written by one that holds the GIL, but not while stopped
             self._wait(_STACKS_S)
-        return self.outcome("hung", state=state, survived=not self.kill())
+        self.kill()
+        return self.outcome("hung")
 
-    def outcome(self, status: Status | None = None, *, state: str = "", survived: bool = False) -> Outcome:
+    def outcome(self, status: Status | None = None) -> Outcome:
         """Close the pipe and return how it ended; `status` is by default what it has written."""
         os.close(self.pipe)
         code = self.process.returncode
@@ -156,11 +153,11 @@ class Child:
         error = ChildError(**recorded) if recorded else None
         if code == EXIT_FULL_DISK and error is None:
             problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / OUTCOME))
-            written, error = "failed", ChildError("OSError", str(problem), "", 1, "")
+            written, error = "failed", ChildError("OSError", str(problem), "", 1)
         if code != 0 and written in ("done", "stopped"):
             written = "died"  # after it had written its outcome, which proves nothing
         seconds = time.monotonic() - self.started
-        return Outcome(status or written, code, seconds, document, self._log_tail(), error, state, survived)
+        return Outcome(status or written, code, seconds, document, self._log_tail(), error)
 
     def _log_tail(self) -> str:
         log = self.folder / WORKER_LOG

@@ -180,13 +180,12 @@ def task_in(document: Mapping[str, Any], *kinds: type) -> Any:
 
 @dataclass(frozen=True)
 class ChildError:
-    """The exception that ended the child, as the child recorded it."""
+    """The exception that ended the child, as the child recorded it; its log has the traceback."""
 
     type: str
     message: str
     hint: str
     exit_code: int
-    traceback: str
 
 
 @dataclass(frozen=True)
@@ -199,8 +198,6 @@ class Outcome:
     result: Mapping[str, Any]  # `outcome.json` without status and error
     stderr_tail: str
     error: ChildError | None = None
-    state: str = ""  # the kernel's letter for a hung one: R running, S sleeping, D uninterruptible, T stopped
-    survived: bool = False  # not even SIGKILL ended it: only a restart of the machine helps
 
     @property
     def signal(self) -> int | None:

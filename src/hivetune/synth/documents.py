@@ -1,18 +1,19 @@
 """Python modules by their docstrings, which are parsed and never run, and documents in Markdown."""
 
 import ast
+import gzip
 import html
 import itertools
 import re
 import sys
 import sysconfig
+import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from hivetune.synth.manual import read_packed
 from hivetune.synth.page import DocEntry, DocPage, DocPassage, NotUnderstood
 
-MAX_SOURCE_BYTES = 2 << 20
+MAX_BYTES = 2 << 20
 SKIPPED = {"test", "tests", "testing", "_vendor", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
 MARKUP_SUFFIXES = (".md", ".markdown")
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -42,8 +43,8 @@ def modules_below(base: Path, *prefix: str, skipped: Collection[str] = SKIPPED) 
 def read_module(module: str, path: Path) -> DocPage:
     """Read one module: its docstring, and an entry for each documented function and class. Raises NotUnderstood."""
     try:
-        if path.stat().st_size > MAX_SOURCE_BYTES:
-            raise NotUnderstood(f"larger than {MAX_SOURCE_BYTES >> 20} MiB")
+        if path.stat().st_size > MAX_BYTES:
+            raise NotUnderstood(f"larger than {MAX_BYTES >> 20} MiB")
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise NotUnderstood(f"does not parse: {error}") from None
@@ -110,7 +111,12 @@ def documents_below(folder: Path) -> Iterator[Path]:
 
 def read_document(path: Path, label: str) -> DocPage:
     """Read one document. Raises NotUnderstood for a file that can't be read or has no prose below a heading."""
-    sections = list(_sections(read_packed(path).splitlines()))
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            text = file.read(MAX_BYTES).decode("utf-8", "replace")
+    except (OSError, EOFError, zlib.error) as error:
+        raise NotUnderstood(f"can't be read: {error}") from None
+    sections = list(_sections(text.splitlines()))
     passages = tuple(DocPassage(title, "\n\n".join(body)) for title, body in sections if title and body and all(body))
     if not passages:
         raise NotUnderstood("no prose below a heading")

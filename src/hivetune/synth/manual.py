@@ -4,12 +4,10 @@
 tells the option -u with its argument USER from an option -uUSER.
 """
 
-import gzip
 import os
 import re
 import subprocess
 import tempfile
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +18,6 @@ from hivetune.synth.page import DocEntry, DocPage, EntryKind, NotUnderstood
 
 WIDTH = 2000  # columns, so that nearly every paragraph is one line
 TIMEOUT_S = 20.0
-MAX_BYTES = 4 << 20  # the longest page of Debian's compilers has 1.5 MB
 MAX_TERM_CHARS = 160
 HELP_MEMORY_BYTES = 1 << 40  # of addresses: some programs map the memory of a card before they print their help
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -64,20 +61,6 @@ def name_of(path: Path) -> tuple[str, str]:
     stem = path.stem if path.suffix in (".gz", ".bz2", ".xz", ".zst") else path.name
     match = re.fullmatch(r"(.+)\.(\d\w*|n|l)", stem)
     return (match[1], match[2]) if match else (stem, "1")
-
-
-def read_packed(path: Path) -> str:
-    """Return the text of a file that gzip may have compressed. Raises NotUnderstood."""
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise NotUnderstood(f"can't be read: {error}") from None
-    if len(data) > MAX_BYTES:
-        raise NotUnderstood(f"larger than {MAX_BYTES >> 20} MiB")
-    if b"\0" in data[:4096]:
-        raise NotUnderstood("not text")
-    return data.decode("utf-8", "replace")
 
 
 def run_help(command: Sequence[str]) -> str:

@@ -71,9 +71,7 @@ def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = Fal
     facts = {"always", "hung"} if outcome.status == "hung" else {"always"}
     facts |= {"oom"} if oom else set()
     error = ""
-    if outcome.status == "hung":
-        facts.add(f"state:{outcome.state}")
-    elif outcome.signal is not None:
+    if outcome.status != "hung" and outcome.signal is not None:
         facts.add(f"signal:{signal.Signals(outcome.signal).name}")
     if outcome.error is not None:
         facts |= {f"type:{outcome.error.type}", f"exit:{outcome.error.exit_code}"}

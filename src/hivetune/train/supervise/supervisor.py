@@ -296,7 +296,7 @@ class _Supervisor:
             error = outcome.error
             self.events.append(
                 "ended",
-                **{name: getattr(outcome, name) for name in ("status", "returncode", "signal", "state", "survived")},
+                **{name: getattr(outcome, name) for name in ("status", "returncode", "signal")},
                 phase=ended.phase.name.lower() if ended.phase else "",
                 step=ended.step,
                 durable=durable,

@@ -211,5 +211,5 @@ def _end_like(run: Path, end: RankEnd) -> None:
 
 def lost_outcome(kind: str, message: str) -> dict[str, Any]:
     """Return the content of outcome.json of a rank that left none."""
-    error = {"type": kind, "message": message, "hint": "", "exit_code": 1, "traceback": ""}
+    error = {"type": kind, "message": message, "hint": "", "exit_code": 1}
     return {"schema": 1, "status": "failed", "error": error}
