@@ -166,6 +166,21 @@ def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
             {"prompt": "subject", "completion": "resolution"},
         ),
         (
+            [{"sentence": f"The plot of {n} is thin.", "category": "bad" if n % 2 else "good"} for n in range(6)],
+            {"prompt": "sentence", "completion": "category"},
+        ),
+        (
+            [
+                {
+                    "context": f"House {n} was built in 190{n}.",
+                    "question": f"When was {n}?",
+                    "answers": {"text": [str(n)]},
+                }
+                for n in range(6)
+            ],
+            {"prompt": "question", "completion": "answers.text[0]"},
+        ),
+        (
             [
                 {"history": [{"role": "user", "content": f"Where is {n}?"}, {"role": "assistant", "content": "Ah."}]}
                 for n in range(6)

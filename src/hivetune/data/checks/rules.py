@@ -50,7 +50,7 @@ def check_roles(messages: Messages) -> None:
             raise RowRefused("role-order", f"message {i + 1}: {role} after {previous}{lacks}")
         previous = role
     if not any(message.role == "assistant" for message in messages):
-        raise RowRefused("empty-turn")
+        raise RowRefused("empty-turn", "no turn of an assistant: add the answer, or leave the row out")
     if previous != "assistant":
         raise RowRefused("role-order", f"the last message is the {previous}'s: nothing answers it")
 

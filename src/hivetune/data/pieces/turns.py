@@ -368,7 +368,7 @@ def conversation_of(
     """
     roles = [message.role for message in messages]
     if "assistant" not in roles:
-        raise RowRefused("empty-turn")
+        raise RowRefused("empty-turn", "no turn of an assistant: add the answer, or leave the row out")
     end = len(roles) - roles[::-1].index("assistant")
     begin = next(i for i, role in enumerate(roles) if role != "system")
     if roles[begin] == "tool":

@@ -16,11 +16,11 @@ from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.redact import redact_everything
 from hivetune.data.columns import (
     ANSWERS,
+    CATEGORY,
     FACTS,
     QUESTIONS,
-    as_number,
+    as_position,
     as_success,
-    as_time,
     facts_in,
     plain_name,
     plain_row,
@@ -42,7 +42,7 @@ from hivetune.data.mapping import (
 )
 from hivetune.data.pieces.format import Conversation
 from hivetune.data.pieces.sessions import SESSION
-from hivetune.data.pieces.values import Row, objects, parsed, texts_in
+from hivetune.data.pieces.values import Row, all_texts, objects, parsed, texts_in
 from hivetune.data.raw import RawRow, Source
 from hivetune.data.read import is_table, parse_row, read_example
 from hivetune.data.reasons import RowRefused
@@ -65,6 +65,7 @@ SHOWN_ROWS, SHOWN_PATHS = 3, 6
 READ_SHARE = 0.8  # of the rows, that a mapping has to read, and in which a column has to stand
 _MAX_DEPTH = 3  # of objects in objects
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_NO_TEXTS = FACTS - {*CATEGORY}  # a category may be the answer
 
 
 @dataclass(frozen=True)
@@ -308,7 +309,7 @@ def _candidates(rows: Sequence[Row], texts: dict[str, list[str]]) -> Iterator[di
     """
     lists = dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, value in _paths(row) if objects(parsed(value)))
     yield from ({"messages": path} for path in lists)
-    names = {plain_name(path.rpartition(".")[2]): path for path in reversed(texts)}
+    names = {plain_name(part).removesuffix("s"): path for path in reversed(texts) for part in re.split(r"[.\[]", path)}
     asked = next((names[name] for name in QUESTIONS if name in names), None)
     answer = next((names[name] for name in ANSWERS if name in names and names[name] != asked), None)
     longest = sorted(texts, key=lambda path: -mean(map(len, texts[path])))
@@ -324,22 +325,24 @@ def _texts(rows: Sequence[Row]) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
     for row in rows:
         for path, value in _paths(row):
-            if isinstance(value, str) and value.strip() and plain_name(path) not in FACTS:
+            if isinstance(value, str) and value.strip() and plain_name(path) not in _NO_TEXTS:
                 values.setdefault(path, []).append(value)
-    # Numbers and times are facts, however long they are.
-    return {path: texts for path, texts in values.items() if not all(map(_is_note, texts))}
-
-
-def _is_note(text: str) -> bool:
-    return as_number(text) is not None or as_time(text) is not None
+    # Numbers and times are facts, however long they are, unless they stand in a list of answers.
+    return {
+        path: texts
+        for path, texts in values.items()
+        if path[-1] == "]" or any(as_position(text) is None for text in texts)
+    }
 
 
 def _paths(row: Row, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of all that is no object."""
+    """Yield the path and the value of all that is no object; of a list of texts those of its first."""
     for name, value in row.items():
         plain = _NAME.fullmatch(name) or not (prefix or "." in name or AND in name)
         path = f"{prefix}{name if plain else json.dumps(name)}"
         if isinstance(value, dict) and depth < _MAX_DEPTH:
             yield from _paths(value, f"{path}.", depth + 1)
+        elif all_texts(value):
+            yield f"{path}[0]", value[0]
         else:
             yield path, value
