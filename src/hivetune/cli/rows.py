@@ -189,14 +189,15 @@ def suggestion_text(line: Mapping[str, Any]) -> str:
 def figures(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what else people want to know of their rows, for `facts`, mostly by the names of the document."""
     lengths, trained = document["lengths"], document["trained_tokens"]
-    answers = {json.dumps(one["answer"][:40], ensure_ascii=False): one["rows"] for one in document["answers"]}
+    # As texts: the keys of a mapping lose their underscores.
+    answers = [f"{json.dumps(one['answer'][:40], ensure_ascii=False)} {one['rows']:,}" for one in document["answers"]]
     return {
         **{key: {name: value for name, value in document[key].items() if value} for key in ("groups", "learn")},
         "synthetic": document["synthetic"] if document["synthetic"]["rows"] else None,
-        "read as": {spelled(name): encoding for name, encoding in document["encodings"].items()},
+        "read as": [f"{spelled(name)} {encoding}" for name, encoding in document["encodings"].items()],
         "most frequent answers": answers,
-        "shortest rows": {spelled(one["source"]): one["length"] for one in lengths["shortest"]},
-        "longest rows": {spelled(one["source"]): one["length"] for one in lengths["longest"]},
+        "shortest rows": [f"{spelled(one['source'])} {one['length']:,}" for one in lengths["shortest"]],
+        "longest rows": [f"{spelled(one['source'])} {one['length']:,}" for one in lengths["longest"]],
         f"length in {lengths['unit']}": {key: lengths[key] for key in ("median", "p90", "p99", "max")},
         "longer than max_length": f"{lengths['above_max_length']:.1%}" if lengths["above_max_length"] else None,
         "tokens": None

@@ -60,7 +60,8 @@ class TooLong(RowRefused):
     """The refusal of a row with more tokens than max_length. `length` counts them, for the histogram."""
 
     def __init__(self, length: int, limit: int):
-        super().__init__("too-long", f"{length:,} tokens, max_length is {limit:,}")
+        remedy = "raise it, or divide conversations: --set data.on_overlong=split"
+        super().__init__("too-long", f"longer than the {limit:,} tokens of max_length: {remedy}")
         self.length = length
 
 
