@@ -52,7 +52,7 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     if measures:
         if read_cards() and (words := answers_elsewhere(look())):
             say(words + minutes_text(opened.config.model, opened.config.eval))  # before the minutes that it costs
-        with progress("scoring and answering", "items") as tell:
+        with progress("scoring, timing and answering", "items") as tell:
             walk.evaluate(opened, progress=tell)
     else:
         walk.gate(opened)

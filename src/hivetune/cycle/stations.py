@@ -250,7 +250,7 @@ def ensure_evaluated(work: Work, run: Run) -> None:
     if is_measured and is_beside:
         return
     with work.station("evaluate") as words, when_idle():
-        progress = work.progress("scoring and answering")
+        progress = work.progress("scoring, timing and answering")
         if not is_measured:
             evaluate_run(run, progress)
         if rival is not None and not is_beside:

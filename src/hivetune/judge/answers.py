@@ -133,7 +133,11 @@ def _ask(
 
 
 def time_in_turns(
-    sides: Sequence[tuple[Answerer, StoredAnswers]], prompts: Sequence[Prompt], *, new_tokens: int
+    sides: Sequence[tuple[Answerer, StoredAnswers]],
+    prompts: Sequence[Prompt],
+    *,
+    new_tokens: int,
+    progress: Progress = silent,
 ) -> list[Times]:
     """Return the times of each side, one answer at a time. An answer to a prompt that had none yet is kept."""
     for answerer, stored in sides if prompts else ():
@@ -146,4 +150,5 @@ def time_in_turns(
             answer = _ask(answerer, stored.label, prompt, new_tokens)
             stored.keep(prompt, answer)
             times[side][prompt.key] = round(answer.seconds, 6)
+        progress(number + 1, len(prompts))
     return times

@@ -135,17 +135,19 @@ def _answer(
     with ExitStack() as stack:
         stores = [stack.enter_context(stored_answers(side, settings.tokens, SLOTS)) for side in sides]
         new_tokens, pairs = 0, []
+        times: list[Times] = []
 
         def on_answer(answer: Answer) -> None:
             nonlocal new_tokens
             new_tokens += answer.new_tokens or 0
-            progress(sum(key in store.answers for store in stores for key in unique), 2 * len(unique))
+            if times:  # what is timed is counted by its prompts: it may be asked again
+                progress(sum(key in store.answers for store in stores for key in unique), 2 * len(unique))
 
         for side, store in zip(sides, stores, strict=True):
             store.on_answer = on_answer
             pairs.append((stack.enter_context(open_artefact(side, server)), store))
         started = time.monotonic()
-        times = time_until_decided(pairs, timed_prompts(prompts), new_tokens=settings.tokens, most=max_timings)
+        times = time_until_decided(pairs, timed_prompts(prompts), settings.tokens, max_timings, progress)
         for answerer, store in pairs:
             ask_all(answerer, store, list(unique.values()), slots=SLOTS, new_tokens=settings.tokens)
         if run is not None:
@@ -158,14 +160,18 @@ def _answer(
 
 
 def time_until_decided(
-    sides: Sequence[tuple[Answerer, StoredAnswers]], prompts: Sequence[Prompt], *, new_tokens: int, most: int
+    sides: Sequence[tuple[Answerer, StoredAnswers]],
+    prompts: Sequence[Prompt],
+    new_tokens: int,
+    most: int,
+    progress: Progress = silent,
 ) -> list[Times]:
     """Return the times of each side, taken anew a little later while their interval straddles its limit, at most `most`
     times in all."""
     groups, limit = [prompt.group for prompt in prompts], KINDS["latency_s"].limit or math.inf
     for attempt in range(most):
         time.sleep(AGAIN_AFTER_S if attempt else 0.0)
-        times = time_in_turns(sides, prompts, new_tokens=new_tokens)
+        times = time_in_turns(sides, prompts, new_tokens=new_tokens, progress=progress)
         base, tuned = ([side[prompt.key] for prompt in prompts] for side in times)
         interval = stats.time_ratio(base, tuned, groups).interval
         if interval is None or not interval[0] <= limit < interval[1]:
