@@ -271,7 +271,9 @@ def test_times_that_straddle_their_limit_are_taken_at_most_three_times(
             return replace(super().complete(messages, **options), seconds=factor)
 
     sides = [(Timed(name, []), StoredAnswers(name)) for name in taken]
-    times = time_until_decided(sides, asked, new_tokens=8, most=MAX_TIMINGS)
+    told: list[int] = []
+    times = time_until_decided(sides, asked, 8, MAX_TIMINGS, lambda done, total: told.append(done))
+    assert told == [*range(1, len(asked) + 1)] * takes
     assert [times[1][prompt.key] for prompt in asked] == factors
     assert set(taken.values()) == {takes * (len(factors) + 1)} and pauses[1:] == [AGAIN_AFTER_S] * (takes - 1)
 

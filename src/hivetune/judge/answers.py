@@ -19,6 +19,7 @@ from hivetune.judge.artefacts import Answerer, Artefact
 from hivetune.judge.rows import Prompt
 from hivetune.llama.ask import Answer, Unanswered, persistently
 from hivetune.llama.backend import find_engine
+from hivetune.records import Progress, silent
 
 _ANSWERED = "answers"  # below the home
 ANSWERS = "answers.jsonl"
