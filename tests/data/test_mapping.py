@@ -171,17 +171,6 @@ def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
         ),
         (
             [
-                {
-                    "context": f"House {n} was built in 190{n}.",
-                    "question": f"When was {n}?",
-                    "answers": {"text": [str(n)]},
-                }
-                for n in range(6)
-            ],
-            {"prompt": "question", "completion": "answers.text[0]"},
-        ),
-        (
-            [
                 {"history": [{"role": "user", "content": f"Where is {n}?"}, {"role": "assistant", "content": "Ah."}]}
                 for n in range(6)
             ],
@@ -196,4 +185,18 @@ def test_an_unknown_table_needs_the_one_line_that_is_printed(
     [suggested] = document["unclear"].values()
     assert (document["usable"], suggested["columns"]) == (0, columns)
     assert suggested["line"] in document["problems"][0]["hint"]
+    assert not checked(tmp_path, rows, columns=columns).document["rejected"]
+
+
+def test_each_line_that_is_printed_leads_on(tmp_path: Path) -> None:
+    """A longer context was suggested as the answer."""
+    rows = [
+        {"context": f"House {n} was built in 190{n}.", "question": f"When was {n}?", "answers": {"text": [str(n)]}}
+        for n in range(6)
+    ]
+    [suggested] = checked(tmp_path, rows).document["unclear"].values()
+    assert suggested["columns"] == {"prompt": "question", "completion": "answers.text[0]"}
+    [problem] = checked(tmp_path, rows, columns=suggested["columns"]).document["problems"]
+    columns = {"prompt": "question+context", "completion": "answers.text[0]"}
+    assert write_columns(columns) in problem["hint"]
     assert not checked(tmp_path, rows, columns=columns).document["rejected"]
