@@ -75,15 +75,17 @@ def main() -> None:
             add_releases(work / "adapters")
             with served(work, slots=4) as running:
                 found["long"] = beside_a_long_prompt(running)
-        os.environ["HIVETUNE_HOME"] = str(work / "home")
-        os.environ["PATH"] = stub_on_path(work)
-        add_releases(work)
-        with served(work, slots=4) as running:
-            if "hostile" in parts:
-                found["hostile"] = hostile(running)
-            if "overhead" in parts:
-                found |= {"pairs": given.pairs, "overhead_ms": overhead(work, running, given.pairs)}
-                found |= moves(work, running)
+        if parts - {"long"}:
+            os.environ["HIVETUNE_HOME"] = str(work / "home")
+            os.environ["PATH"] = stub_on_path(work)
+            add_releases(work)
+        if parts & {"hostile", "overhead"}:
+            with served(work, slots=4) as running:
+                if "hostile" in parts:
+                    found["hostile"] = hostile(running)
+                if "overhead" in parts:
+                    found |= {"pairs": given.pairs, "overhead_ms": overhead(work, running, given.pairs)}
+                    found |= moves(work, running)
         if "streams" in parts:
             with served(work, slots=given.streams) as running:
                 found["streams"] = streams(running, given.streams)

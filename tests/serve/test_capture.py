@@ -106,16 +106,11 @@ async def test_the_mean_log_probability_of_an_answer_is_stored_and_shown_to_nobo
         more = {"logprobs": True, "top_logprobs": 1} if asks else {}
         assert ("-0.5" in (await stage.ask(stream=stream, **more)).text) == asks
     assert [row["logprob"] for row in rows()] == [-0.75, -0.75]
-
-
-@on_stage(captures=True)
-async def test_tokens_are_scored_only_where_an_answer_is_captured_and_llama_cpp_can(stage: Stage) -> None:
+    stage.answer = lambda path, body: said()
     tools = [{"type": "function", "function": {"name": "find"}}]
-    await stage.ask(stream=True, tools=tools)
-    await stage.ask(tools=tools)
+    await stage.ask(stream=True, tools=tools)  # llama.cpp refuses it for these
     await stage.post(QUESTION, x_hivetune_capture="no")
-    assert ["logprobs" in body for _, body in stage.asked] == [False, True, False]
-    assert all("logprob" not in row for row in rows())
+    assert not any("logprobs" in body for _, body in stage.asked[-2:])
 
 
 @on_stage(captures=True)

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serve.stage import CHAT, TOKENS, Stage, on_stage, said
+from serve.stage import CHAT, Stage, on_stage, said
 
 from hivetune.errors import MachineNotFit
 from hivetune.serve import run
-from hivetune.serve.api import page_routes
-from hivetune.serve.guard import Door, Guard
+from hivetune.serve.guard import Door, cookie_of_home
 from hivetune.serve.route import Withdrawn
 
 HEADERS = {"Authorization": "Bearer token-a"}
@@ -36,26 +35,6 @@ async def test_what_is_not_there_is_told_with_what_is(stage: Stage) -> None:
     assert (get.status_code, get.headers["allow"]) == (405, "POST") and "use POST" in get.json()["error"]["message"]
     nobody = await stage.client.get("/v1/models/nobody", headers=HEADERS)
     assert "'nobody' is not served" in nobody.json()["error"]["message"]
-
-
-def test_the_chat_pages_of_two_homes_sign_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their gateways have two ports of one host, which share their cookies."""
-    cookies: dict[str, str] = {}
-
-    async def scene(stage: Stage) -> None:
-        app = stage.gateway.app()
-        app.router.routes += page_routes()
-        client = stage.client_of(Guard(app, stage.hosts, [Door(TOKENS.get)]))
-        told = await client.post("/login", headers=HEADERS)
-        assert told.status_code == 200
-        cookies.update(told.cookies)
-        sent = {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
-        assert (await client.get("/v1/models", headers=sent)).status_code == 200
-
-    for number in (1, 2):
-        monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / str(number)))
-        Stage().play(scene)
-    assert len(cookies) == 2 and set(cookies.values()) == {"token-a"}
 
 
 @on_stage()
@@ -134,3 +113,12 @@ def test_answers_are_not_held_back_by_nagle() -> None:
     """asyncio sets TCP_NODELAY only on sockets that name their protocol; without it small answers took 40 ms more."""
     with run.listen_on("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP
+
+
+def test_the_pages_of_two_homes_sign_nobody_out(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their gateways have two ports of one host, which share their cookies."""
+    own = cookie_of_home()
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "other"))
+    assert cookie_of_home() != own

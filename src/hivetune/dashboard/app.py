@@ -16,7 +16,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -32,11 +31,13 @@ from hivetune.dashboard.review import act_on_row, review_page
 from hivetune.dashboard.watched import Watcher
 from hivetune.errors import Busy, HivetuneError, NotDeployed, NotThere, UsageError
 from hivetune.serve.guard import Guard
-from hivetune.serve.run import Addition, listen_on, own_hosts
+from hivetune.serve.run import Addition, listen_on, make_server, own_hosts
 
 MAX_FORM_BYTES = 64 << 10  # a correction is the longest, and at most as long as an answer
 FORM_TIMEOUT_S = 30.0  # a connection is held so long by whoever sends a form slowly
 HOST = "127.0.0.1"
+# An open page asks again every 3 s and would delay the end.
+SHUTDOWN_S = 2
 # Training comes first. Beside four busy processes on two cores, the first page of a home with a run of 100,000 steps
 # took 11 s at priority 19 and 3 s at 5.
 LOW_PRIORITY = 5
@@ -165,18 +166,8 @@ def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` gets the address. Raises Busy when the port is taken."""
     os.nice(LOW_PRIORITY)
     with closing(listen_on(HOST, port)) as listening:
-        config = uvicorn.Config(
-            guarded_dashboard(listening),
-            log_level="warning",
-            access_log=False,
-            http="h11",
-            ws="none",
-            lifespan="off",  # nothing is started or ended with it
-            timeout_graceful_shutdown=2,  # an open page asks again every 3 s and would delay the end
-            server_header=False,
-        )
         on_ready(f"http://{HOST}:{listening.getsockname()[1]}{BELOW}/")
-        uvicorn.Server(config).run([listening])
+        make_server(guarded_dashboard(listening), SHUTDOWN_S).run([listening])
 
 
 def guarded_dashboard(listening: socket.socket) -> ASGIApp:

@@ -96,23 +96,30 @@ def run_gateway(
         registry = Registry(settings, watch)
         keeper = Keeper(registry.read, partial(start_live, settings), settings.canary)
         gateway = Gateway(keeper, watch, Capture() if settings.capture else None)
-        config = uvicorn.Config(
-            guarded(gateway, settings, port, add),
-            log_level="warning",
-            access_log=False,
-            http="h11",
-            ws="none",
-            timeout_graceful_shutdown=SHUTDOWN_S,
-            server_header=False,
-            # The guard checks what the client sent, not what a header says that it sent.
-            proxy_headers=False,
-        )
-        server = uvicorn.Server(config)
+        server = make_server(guarded(gateway, settings, port, add), SHUTDOWN_S)
         gateway.stop = partial(setattr, server, "should_exit", True)
         on_ready(f"http://{_bracketed(settings.host)}:{port}")
         server.run([listening])
         if gateway.failure is not None:
             raise gateway.failure
+
+
+def make_server(app: ASGIApp, shutdown_s: int) -> uvicorn.Server:
+    """Return a server that says nothing of itself and writes no requests to its log. `shutdown_s`: for its last
+    answers."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            http="h11",
+            ws="none",
+            timeout_graceful_shutdown=shutdown_s,
+            server_header=False,
+            # The guard checks what the client sent, not what a header says that it sent.
+            proxy_headers=False,
+        )
+    )
 
 
 def guarded(
