@@ -2,7 +2,6 @@
 
 import json
 import random
-import sqlite3
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from hivetune.base.disk import home, sha256_bytes, sha256_file, write_json, writ
 from hivetune.base.journal import Journal
 from hivetune.config import DataConfig, parse_config
 from hivetune.data.prepare.prepare import check
-from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.release.registry import Release, promote, register
 from hivetune.run.choices import Choices
 from hivetune.run.folder import EVENTS, METRICS, PLAN, write_record, write_resolved
@@ -74,20 +72,9 @@ def add_events(folder: Path) -> None:
 
 
 def make_snapshot() -> Path:
-    """Make a snapshot as far as the dashboard reads it: rows, report, manifest."""
+    """Make a snapshot as far as the dashboard reads it: report and manifest."""
     folder = home() / "snapshots" / "one"
     folder.mkdir(parents=True)
-    with closing(sqlite3.connect(folder / "rows.sqlite")) as rows:
-        rows.execute(ROWS_SCHEMA)
-        for number in range(ROWS):
-            turns = [{"role": "user", "content": f"{number} {HOSTILE}"}, {"role": "assistant", "content": HOSTILE}]
-            split = "test" if number % 10 == 0 else "train"
-            rows.execute(
-                "INSERT INTO rows (row, id, interaction_id, source, split, agent, session, user, length, trained,"
-                " messages) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 10, 5, ?)",
-                (number, f"id{number}", f"i{number}", f"{HOSTILE}:{number}", split, "faq", "s", "u", json.dumps(turns)),
-            )
-        rows.commit()
     write_json(folder / "report.json", _report(home()))
     write_manifest(folder, {"hash": SNAPSHOT, "num_rows": ROWS, "num_tokens": 10 * ROWS})
     with closing(open_database()) as database:
