@@ -41,8 +41,8 @@ PROMPT = "from hivetune.llama import backend\nbackend.give_way = lambda pid: Non
 # With the config, and by how many seconds its clock is ahead.
 LOOP = (
     "import sys, time\nfrom pathlib import Path\nfrom hivetune.config import load_config\n"
-    "from hivetune.cycle.loop import opened\nfrom hivetune.cycle.stations import Listener\n"
-    "with opened(load_config(Path(sys.argv[1])), Listener(print)) as loop:\n"
+    "from hivetune.cycle.loop import opened\n"
+    "with opened(load_config(Path(sys.argv[1])), print) as loop:\n"
     "    loop.clock = lambda: time.time() + float(sys.argv[2])\n    loop.run(once=True)\n"
 )
 

@@ -23,7 +23,7 @@ from hivetune.cycle import stations
 from hivetune.cycle.loop import COOL_S, MAX_SENTENCE_CHARS, RETRY_S, Loop, look, notice, opened, send_notice
 from hivetune.cycle.record import CycleRow, Domain, begin_cycle, cycles_of, end_cycle, loop_folder, trained_rows
 from hivetune.cycle.rows import RowsNow
-from hivetune.cycle.stations import Listener, Work, ensure_run
+from hivetune.cycle.stations import Work, ensure_run
 from hivetune.data.forget import forget
 from hivetune.errors import MachineNotFit
 from hivetune.run.folder import read_resolved
@@ -92,7 +92,7 @@ def test_a_person_speaks_to_the_loop_and_a_lost_source_holds_nothing_up(
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 12))
     there, missing = tmp_path / "there.jsonl", "redis://127.0.0.1:1/0?stream=s"
     there.write_text('{"prompt": "What is honey?", "completion": "Food of bees."}\n')
-    with opened(load_config(make_config(tmp_path, sources=[missing, str(there)])), Listener()) as loop:
+    with opened(load_config(make_config(tmp_path, sources=[missing, str(there)]))) as loop:
         assert loop.step().reason == "12 of 40 new groups"
         assert cycle("pause")[0] == 0
         assert loop.step().reason == "paused by a person"
@@ -110,7 +110,7 @@ def test_a_person_speaks_to_the_loop_and_a_lost_source_holds_nothing_up(
 def loop(own_home: Path, tmp_path: Path) -> Any:
     """A loop whose cycle is open, with a clock that stands still and a command that is told."""
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
-    with opened(load_config(make_config(tmp_path, notify=teller(tmp_path))), Listener()) as opened_loop:
+    with opened(load_config(make_config(tmp_path, notify=teller(tmp_path)))) as opened_loop:
         assert opened_loop.step().do == "open"
         moment = opened_loop.clock()
         opened_loop.clock = lambda: moment
@@ -127,7 +127,7 @@ def test_a_nightly_cycle_begins_at_the_same_time_each_night(own_home: Path, tmp_
     """It waited for the end of the watch on its champion, and began later each night."""
     instead(lambda work: ("promoted", "better"))
     nights = [datetime(2026, 6, day, 22).timestamp() for day in (10, 11)]
-    with opened(load_config(make_config(tmp_path, window="22:00-06:00")), Listener()) as loop:
+    with opened(load_config(make_config(tmp_path, window="22:00-06:00"))) as loop:
         for night, begins_s in enumerate(nights):
             append_rows(tmp_path / "rows.jsonl", make_rows(1000 * night, 60))
             loop.clock = lambda begins_s=begins_s: begins_s - 1  # type: ignore[misc]
@@ -144,7 +144,7 @@ def test_a_pause_fails_nothing(loop: Loop, instead: Instead) -> None:
     def evaluate(work: Work) -> Any:
         with work.station("evaluate"):
             (loop_folder(NAME) / "paused").touch()
-            work.progress("scoring")(1, 2)
+            work.progress(1, 2)
 
     instead(evaluate)
     for _ in range(4):
@@ -223,7 +223,7 @@ def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_hom
             database.execute(move, (cycle.name, REFUSAL))
         columns = "(id, content_id, source, feedback, row)"
         database.execute(f"INSERT INTO interactions {columns} VALUES ('a', 'a', 'gateway:demo@1', 1, '{{}}')")
-    with opened(load_config(make_config(tmp_path, notify=teller(tmp_path))), Listener()) as loop:
+    with opened(load_config(make_config(tmp_path, notify=teller(tmp_path)))) as loop:
         loop.step()
         loop.step()
     with closing(open_database()) as database:
@@ -249,7 +249,7 @@ def test_a_champion_that_is_damaged_is_told_once_and_the_loop_goes_on(own_home: 
             raise KeyboardInterrupt
 
     config = load_config(make_config(tmp_path, notify=teller(tmp_path)))
-    with opened(config, Listener()) as loop, pytest.raises(KeyboardInterrupt):
+    with opened(config) as loop, pytest.raises(KeyboardInterrupt):
         loop.sleep = look_three_times
         loop.run()
     assert looks == [60.0] * 3

@@ -25,7 +25,6 @@ from hivetune.base.disk import MANIFEST, stored_path
 from hivetune.config import load_config
 from hivetune.cycle.loop import opened
 from hivetune.cycle.record import cycles_of
-from hivetune.cycle.stations import Listener
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.judge import verdict
@@ -117,7 +116,7 @@ def live(config: Path, day: int) -> str:
     """Run the loop until there is nothing to do, `day` days from now, when pauses after failures are over."""
     said: list[str] = []
     try:
-        with opened(load_config(config), Listener(said.append)) as loop:
+        with opened(load_config(config), said.append) as loop:
             loop.clock = lambda: time.time() + day * DAY_S
             seen = loop.run(once=True)
         return f"{seen.do}: {seen.reason}"

@@ -14,7 +14,6 @@ from hivetune.base.journal import Journal
 from hivetune.config import parse_config
 from hivetune.cycle.loop import Loop, Permission, allowed_now, parse_window
 from hivetune.cycle.record import CycleRow
-from hivetune.cycle.stations import Listener
 from hivetune.errors import UsageError
 
 
@@ -61,7 +60,7 @@ def test_work_ends_before_its_window_does(tmp_path: Path, now: str, within_s: fl
     tree = {"model": "tiny", "data": {"path": "rows"}, "cycle": {"name": "desk", "window": "22:00-06:00"}}
     cycle = CycleRow("a1", "desk", 1.0, "request" if asked else "rows", {}, None)
     with Journal(tmp_path / "cycle.jsonl") as journal:
-        loop = Loop(parse_config(tree, "a test"), "desk", journal, Listener())
+        loop = Loop(parse_config(tree, "a test"), "desk", journal)
         loop.clock = lambda: datetime.fromisoformat(now).timestamp()
         assert loop.must_end(cycle, within_s) == why
 

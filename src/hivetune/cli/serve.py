@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -15,12 +14,11 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import lock_holder
 from hivetune.base.journal import read_tail
 from hivetune.cli.arguments import CaptureOption, SetOption, ThreadsOption, model_folder
-from hivetune.cli.output import Note, Table, answer, emit_until_stopped, facts, parts, plain_progress, say, show
+from hivetune.cli.output import Note, Table, answer, emit_until_stopped, facts, parts, say, show
 from hivetune.config import RunConfig, load_config
 from hivetune.cycle.loop import Look, Loop, look, opened, release_name
 from hivetune.cycle.record import JOURNAL, NOW, PAUSED, CycleRow, cycles_of, loop_folder, loop_names
 from hivetune.cycle.rows import RowsNow
-from hivetune.cycle.stations import Listener
 from hivetune.errors import UsageError
 from hivetune.release.registry import desired
 from hivetune.serve.guard import clients, make_client, revoke_client
@@ -146,7 +144,7 @@ def cycle(
     if dry_run:
         _look(config)
     else:
-        with opened(config, Listener(say, partial(plain_progress, unit=""))) as loop:
+        with opened(config, say) as loop:
             _run(loop, once=once)
 
 

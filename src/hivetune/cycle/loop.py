@@ -23,7 +23,7 @@ from hivetune.config import RunConfig
 from hivetune.cycle import record, stations
 from hivetune.cycle.record import CycleEnd, CycleRow, Domain, OpenedFor, cycles_of, loop_folder
 from hivetune.cycle.rows import RowsNow, cycle_id, domain_config, domains_of, read_rows_now
-from hivetune.cycle.stations import FAILURES, Listener, WindowEnded, first_line
+from hivetune.cycle.stations import FAILURES, WindowEnded, first_line
 from hivetune.data.files.find import refuse_read_once
 from hivetune.data.intake.collect import Collected, collect, parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
@@ -186,13 +186,14 @@ def _shown(moment_s: float, now_s: float) -> str:
 
 @dataclass
 class Loop:
-    """The loop of one config. Make it with `opened`, which holds its lock. `failure`: of the newest station that was
+    """The loop of one config. Make it with `opened`, which holds its lock. `say` gets a line of words for what it does.
+    `failure`: of the newest station that was
     tried, None after a success."""
 
     config: RunConfig
     name: str
     journal: Journal
-    listener: Listener
+    say: Callable[[str], None] = lambda words: None
     rows: RowsNow = field(default_factory=RowsNow)
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -245,7 +246,7 @@ class Loop:
         if self._is_news(name, seen.reason) or seen.do != "wait":
             decided = {"do": seen.do, "reason": seen.reason, "again_at": seen.again_at}
             self.journal.append("decision", now=self.clock(), **decided)
-            self.listener.say(f"{'waits' if seen.do == 'wait' else seen.do}: {seen.reason}")
+            self.say(f"{'waits' if seen.do == 'wait' else seen.do}: {seen.reason}")
         # Opened in one step and continued in the next, by which a kill between them is like any other.
         if seen.do == "open":
             self._open(config, name, seen, domain)
@@ -278,7 +279,7 @@ class Loop:
     def _continue(self, cycle: CycleRow) -> None:
         """Continue the cycle to its end, the end of the window, or a failure."""
         ends = partial(self.must_end, cycle)
-        work = stations.Work(cycle, stations.settings_then(cycle), ends, self.journal, self.listener)
+        work = stations.Work(cycle, stations.settings_then(cycle), ends, self.journal, self.say)
         try:
             ended = stations.run_cycle(work)
         except WindowEnded:
@@ -307,7 +308,7 @@ class Loop:
         reason = stations.close_cycle(cycle, end, reason, self.clock())
         self._told.clear()  # what is told in the next cycle is news again
         self.journal.append("closed", cycle=cycle.id, end=end, reason=reason)
-        self.listener.say(f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}")
+        self.say(f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}")
         with closing(open_database()) as database:
             release = record.release_of(database, cycle)
         event = "worse" if end == "refused" and record.gate_of(cycle).get("verdict") == "abort" else end
@@ -338,12 +339,12 @@ class Loop:
             problem = send_notice(document, command)
             self.journal.append("notice", kind=document["kind"], problem=problem)
             if problem:
-                self.listener.say(f"a notice was not sent: {problem}")
+                self.say(f"a notice was not sent: {problem}")
 
     def _report(self, topic: str, text: str) -> None:
         """Write a problem down, once until it changes or ends (an empty text)."""
         if self._is_news(topic, text) and text:
-            self.listener.say(text)
+            self.say(text)
             with suppress(OSError):  # a full disk is told by the station that needs it
                 self.journal.append("problem", words=text)
 
@@ -407,15 +408,15 @@ def send_notice(document: dict[str, Any], command: Sequence[str]) -> str:
 
 
 @contextmanager
-def opened(config: RunConfig, listener: Listener) -> Iterator[Loop]:
+def opened(config: RunConfig, say: Callable[[str], None] = lambda words: None) -> Iterator[Loop]:
     """Yield the loop of this config, which no other process may run meanwhile. Raises Busy, UsageError."""
     name = release_name(config)
     folder = loop_folder(name)
     with ExitStack() as stack:
         stack.enter_context(lock(folder, hint="see what it does: hivetune cycle status"))
         journal = stack.enter_context(Journal(folder / record.JOURNAL))
-        fetch_model(config.model, listener.progress("preparing the model"), config.template)
-        yield Loop(config, name, journal, listener)
+        fetch_model(config.model, template=config.template)
+        yield Loop(config, name, journal, say)
 
 
 def release_name(config: RunConfig) -> str:

@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from hivetune.errors import Busy, HivetuneError, Stopped
 from hivetune.judge.evaluate import compare_pair, evaluate_run
 from hivetune.models.prepared import folder_for
 from hivetune.process.launch import when_idle
-from hivetune.records import Progress, silent
 from hivetune.release import registry
 from hivetune.release.prune import Unused, delete
 from hivetune.release.registry import CROWNED, Release, champion_of
@@ -54,14 +53,6 @@ class WindowEnded(HivetuneError):
 
 
 @dataclass
-class Listener:
-    """The output of the loop: a line of words, and a progress bar by its label."""
-
-    say: Callable[[str], None] = lambda words: None
-    progress: Callable[[str], Progress] = lambda label: silent
-
-
-@dataclass
 class Work:
     """What the stations of a cycle work with. `must_end`: why work has to end within so many seconds, "" while it has
     not. `at`: the station that was entered last."""
@@ -70,7 +61,7 @@ class Work:
     config: RunConfig
     must_end: Callable[[float], str]
     journal: Journal
-    listener: Listener = field(default_factory=Listener)
+    say: Callable[[str], None] = lambda words: None
     at: str = ""
 
     @contextmanager
@@ -79,7 +70,7 @@ class Work:
         self.at = name
         self.journal.append("begin", cycle=self.cycle.id, station=name)
         self.journal.sync()  # what a power cut ends is named, not guessed
-        self.listener.say(name)
+        self.say(name)
         words: list[str] = []
         outcome = "failed"
         try:
@@ -93,18 +84,12 @@ class Work:
             with suppress(OSError):  # the station's own error is the one to tell
                 told = {"outcome": outcome, "words": "; ".join(words)}
                 self.journal.append("end", cycle=self.cycle.id, station=name, **told)
-            self.listener.say(f"{name} {outcome}: {'; '.join(words)}")
+            self.say(f"{name} {outcome}: {'; '.join(words)}")
 
-    def progress(self, label: str) -> Progress:
-        """Return a progress bar that ends its station, by WindowEnded, when work has to end."""
-        shown = self.listener.progress(label)
-
-        def progress(done: int, total: int | None) -> None:
-            shown(done, total)
-            if why := self.must_end(ENDING_S):
-                raise WindowEnded(why)
-
-        return progress
+    def progress(self, done: int, total: int | None) -> None:
+        """End the station, by WindowEnded, when work has to end. It is the progress of what it does."""
+        if why := self.must_end(ENDING_S):
+            raise WindowEnded(why)
 
 
 def first_line(error: Exception) -> str:
@@ -202,7 +187,7 @@ def ensure_run(work: Work) -> Run:
         shutil.rmtree(folder, ignore_errors=True)  # killed before it was a run
         data = work.config.data.model_copy(update={"leave_out": str(left_out)})
         chosen = work.config.model_copy(update={"data": data, "output": str(folder)})
-        run = open_run(chosen, work.cycle.name, work.progress("preparing rows"))
+        run = open_run(chosen, work.cycle.name, work.progress)
         # They were read again for the run. What came in between was not chosen: it may be of another domain, or one
         # of a release's own answers.
         if late := len(rows.ids_of(run.snapshot) - rows.ids_of(pool)):
@@ -217,13 +202,11 @@ def ensure_trained(work: Work, run: Run) -> None:
     if run.is_finished:
         return
     with work.station("train") as words:
-        total, show = len(run.plan.steps), work.listener.progress("training")
         why, stepped, step_s = "", time.monotonic(), 0.0
 
         def on_step(step: int) -> None:
             nonlocal stepped, step_s
             step_s, stepped = time.monotonic() - stepped, time.monotonic()
-            show(step, total)
 
         def ends() -> int:
             """Return 1 to end after a checkpoint."""
@@ -250,11 +233,10 @@ def ensure_evaluated(work: Work, run: Run) -> None:
     if is_measured and is_beside:
         return
     with work.station("evaluate") as words, when_idle():
-        progress = work.progress("scoring, timing and answering")
         if not is_measured:
-            evaluate_run(run, progress)
+            evaluate_run(run, work.progress)
         if rival is not None and not is_beside:
-            document = compare_pair(rival.label, str(run.folder), run.config.eval, run=run, progress=progress)
+            document = compare_pair(rival.label, str(run.folder), run.config.eval, run=run, progress=work.progress)
             write_json(beside, {**document, "adapter_sha256": adapter, "rival": rival.label})
         words.append(f"measured against the base{'' if rival is None else f' and {rival.label}'}")
 
