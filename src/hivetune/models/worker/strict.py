@@ -61,9 +61,9 @@ def read_config(folder: Path, name: str) -> Any:
         if not isinstance(value, int | float):
             continue
         if _COUNTS.fullmatch(setting) and value > MAX_LAYERS:
-            raise UsageError(f"model {name}: config.json says {setting} {value}; at most {MAX_LAYERS} are supported")
+            raise _wrong(name, f"config.json says {setting} {value}; at most {MAX_LAYERS} are supported")
         if setting in _POSITIVE and value <= 0:
-            raise UsageError(f"model {name}: config.json says {setting} {value}; it has to be above 0", hint=_HINT)
+            raise _wrong(name, f"config.json says {setting} {value}; it has to be above 0")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 (a config that lies fails anywhere in a model's code, with any exception)
@@ -146,27 +146,24 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 (as above)
         if "conversion of the weights" not in str(error):
             raise _unbuildable(name, error) from None
-        fault = "one of a group, such as an expert's, is missing or of another shape"
-        raise UsageError(f"model {name}: its tensors can't be combined: {fault}", hint=_HINT) from None
+        fault = "its tensors can't be combined: one of a group, such as an expert's, is missing or of another shape"
+        raise _wrong(name, fault) from None
     refuse_invented(loading_info, name)
     stored = open_weights(folder)
     for key, value in module.named_parameters():
         if key in stored and stored[key].kind == "I64" and value.is_floating_point():
-            raise UsageError(f"model {name}: {key} holds whole numbers, by config.json they are weights", hint=_HINT)
+            raise _wrong(name, f"{key} holds whole numbers, by config.json they are weights")
     # transformers keeps both of two tied tensors that differ, most other programs one of them.
     for key, other in module.all_tied_weights_keys.items():
         if key in stored and other in stored and not np.array_equal(stored[key].raw(), stored[other].raw()):
-            raise UsageError(
-                f"model {name}: config.json ties {key} to {other}, and the weights hold two different ones",
-                hint="set tie_word_embeddings to false in a local copy, if its publisher says that they differ",
-            )
+            hint = "set tie_word_embeddings to false in a local copy, if its publisher says that they differ"
+            raise _wrong(name, f"config.json ties {key} to {other}, and the weights hold two different ones", hint)
     # A token has to be sent to an expert, and to no more than there are.
     settings = module.config.get_text_config().to_dict()
     setting = next((name for name in ACTIVE_EXPERTS if isinstance(settings.get(name), int)), None)
     for linear in find_experts(module).values() if setting else ():
         if not 1 <= settings[setting] <= linear.experts:
-            fault = f"config.json says {setting} {settings[setting]}, of {linear.experts} experts"
-            raise UsageError(f"model {name}: {fault}", hint=_HINT)
+            raise _wrong(name, f"config.json says {setting} {settings[setting]}, of {linear.experts} experts")
     # A whole forward pass of shapes finds what building the model does not: heads that do not divide a width. Code that
     # looks at values, which the meta device does not have, is no fault of the folder.
     try:
@@ -176,7 +173,7 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
             raise _unbuildable(name, error) from None
     sizes = count_sizes(module)
     if not sizes["modules"]:
-        raise UsageError(f"model {name}: config.json describes a model without layers", hint=_HINT)
+        raise _wrong(name, "config.json describes a model without layers")
     return sizes
 
 
@@ -184,22 +181,23 @@ def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
     """Raise UsageError when transformers' `output_loading_info` says that weights were missing, unknown or of another
     shape."""
     if loading_info["missing_keys"]:
-        raise UsageError(f"model {name}: its weights lack {_some(loading_info['missing_keys'])}", hint=_HINT)
+        raise _wrong(name, f"its weights lack {_some(loading_info['missing_keys'])}")
     if loading_info["mismatched_keys"]:
         key, stored, needed = min(loading_info["mismatched_keys"])
-        raise UsageError(f"model {name}: {key} is {list(stored)}, by config.json it is {list(needed)}", hint=_HINT)
+        raise _wrong(name, f"{key} is {list(stored)}, by config.json it is {list(needed)}")
     if unknown := [key for key in loading_info["unexpected_keys"] if not _LEGAL.search(key)]:
-        raise UsageError(
-            f"model {name}: its weights hold {_some(unknown)}, which the model of config.json does not have", hint=_HINT
-        )
+        raise _wrong(name, f"its weights hold {_some(unknown)}, which the model of config.json does not have")
 
 
 def _unbuildable(name: str, error: Exception) -> UsageError:
     lines = str(error).strip().splitlines() or ["no words"]
-    return UsageError(
-        f"model {name}: transformers can't build a model from config.json ({type(error).__name__}: {lines[0][:300]})",
-        hint="compare it with the config.json of the model's publisher, or update transformers if the model is newer",
-    )
+    hint = "compare it with the config.json of the model's publisher, or update transformers if the model is newer"
+    reason = f"{type(error).__name__}: {lines[0][:300]}"
+    return _wrong(name, f"transformers can't build a model from config.json ({reason})", hint)
+
+
+def _wrong(name: str, fault: str, hint: str = _HINT) -> UsageError:
+    return UsageError(f"model {name}: {fault}", hint=hint)
 
 
 def _some(names: Iterable[str]) -> str:
