@@ -131,7 +131,9 @@ class RunConfig(Section):
     data: DataConfig
     template: dict[str, bool | int | float | str] = setting({}, "arguments of the template: {enable_thinking: false}")
     learn: LearnConfig = LearnConfig()
-    method: Literal["lora", "qlora"] = setting("lora", "qlora: base in 4 bits; a quarter of the memory, slower")
+    method: Literal["lora", "qlora"] = setting(
+        "lora", "lora, or qlora, which keeps the base in 4 bits: a quarter of its memory, slower"
+    )
     lora: LoraConfig = LoraConfig()
     max_length: int = setting(2048, "maximum tokens of a row", ge=8, le=MAX_TOKENS_A_ROW)
     batch_size: int = setting(16, "examples per optimizer step, the effective batch size", gt=0)
@@ -156,7 +158,9 @@ class RunConfig(Section):
     report_to: list[ReportTarget] = setting([], "send figures during training: tensorboard, mlflow, trackio, wandb")
     chunk_rows: int | None = setting(None, "finish all epochs on this many rows before the next", gt=0)
     memory_share: float = setting(0.9, "maximum share of the device's memory to use", gt=0, le=1)
-    allow: list[Literal["rank", "sample"]] = setting([], "what recovery may do: halve the rank, skip rows")
+    allow: list[Literal["rank", "sample"]] = setting(
+        [], "what recovery may change at last: rank (halves it), sample (skips every second row)"
+    )
     eval: EvalConfig = EvalConfig()
     gate: GateConfig = GateConfig()
     cycle: CycleConfig = CycleConfig()

@@ -65,7 +65,7 @@ def name_problem(path: str) -> tuple[str, str] | None:
 def check_storable(path: str) -> None:
     """Raise UsageError for a name that a config or the store can't hold."""
     if problem := name_problem(path):
-        raise UsageError(f"{path!a} can't be kept in settings and the store: {problem[0]}", hint=problem[1])
+        raise UsageError(f"{path!a} can't be read: {problem[0]}", hint=problem[1])
 
 
 def is_pipe(path: str) -> bool:

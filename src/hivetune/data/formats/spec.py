@@ -162,7 +162,7 @@ def _read(name: str, spec: Spec, row: Row) -> Conversation | None:
 def _turns(name: str, spec: Spec, row: Row) -> Conversation:
     listed = parsed(spec.messages.find(row))
     if not isinstance(listed, list):
-        raise RowRefused("wrong-type", f"{spec.messages.text}: a list of turns")
+        raise RowRefused("wrong-type", f"{spec.messages.text} must be a list of turns")
     asks = spec.asks.find(row)
     turns = [turn for turn in listed if not (isinstance(turn, dict) and spec.skip.find(turn))]
     changed: tuple[str, ...] = ("program-notes",) if len(turns) < len(listed) else ()

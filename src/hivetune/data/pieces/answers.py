@@ -40,7 +40,7 @@ def read_request(value: Any) -> tuple[list[Message], Tools]:
     if isinstance(value, str | list):
         value = {"messages": value}
     if not isinstance(value, dict):
-        raise RowRefused("wrong-type", "the request: an object, a list of messages or a text")
+        raise RowRefused("wrong-type", "the request must be an object, a list of messages or a text")
     if one_of(value, *_PROVIDER_STATE) is not None or isinstance(one_of(value.get("prompt"), "id"), str):
         raise RowRefused("earlier-turns-missing", "a part of the prompt is kept by the provider")
     config = one_of(value, "config", "generationConfig")

@@ -163,7 +163,7 @@ def table_rows(
 def read_session(row: Row) -> Conversation:
     """Return the conversation that a file's format joined from many lines. Raise RowRefused."""
     if not isinstance(row.get("messages"), list):
-        raise RowRefused("wrong-type", "messages: a list of objects")
+        raise RowRefused("wrong-type", "messages must be a list of objects")
     name, turns = str(row[SESSION]), _with_roles(row["messages"], row.get(ASSISTANT))
     read, cut = read_turns(turns, to_media=True)
     answered = [m for m in with_system(read, row.get("system")) if not is_lone_thought(m, silent=name in _AGENTS)]

@@ -86,7 +86,7 @@ def read_tools(tools: Any) -> Tools:
 def _plain_tool(tool: Any) -> Mapping[str, Any]:
     """Return a tool in OpenAI's form; those of Anthropic, Gemini and the Responses have its fields one level higher."""
     if not isinstance(tool, dict):
-        raise RowRefused("wrong-type", "tools: a list of objects")
+        raise RowRefused("wrong-type", "tools must be a list of objects")
     plain = tool["function"] if isinstance(tool.get("function"), dict) else tool
     if not isinstance(plain.get("name"), str) or (plain is not tool and tool.get("type") == "function"):
         return tool  # as it is, or a provider's own tool without a schema
@@ -148,13 +148,13 @@ def _is_nullable(schema: Any) -> bool:
 def read_turn(turn: Any) -> list[Message]:
     """Return one turn: mostly one message; a turn that holds tools' results gives one of each. Raise RowRefused."""
     if not isinstance(turn, dict):
-        raise RowRefused("wrong-type", "messages: each one an object with role and content")
+        raise RowRefused("wrong-type", "each message must be an object with role and content")
     plain, text = ROLES.get(str(turn.get("role"))), turn.get("content")
     if plain and len(turn) == 2 and isinstance(text, str) and turn["role"] not in _CALL_ROLES:
         return [Message(plain, text)]  # the usual turn, at half cost
     weight = one_of(turn, *_WEIGHTS)
     if weight not in (None, 0, 1):
-        raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
+        raise RowRefused("wrong-type", "weight must be 1 (learn from the message) or 0 (only read it)")
     about: dict[str, Any] = {"weight": 1.0 if weight is None else float(weight)}
     if is_item(turn):
         if turn["type"] not in _ITEMS:
@@ -216,7 +216,7 @@ def _listed_parts(content: Any) -> list[Any]:
     if all_texts(content):
         return ["\n".join(content)]  # a text as its lines
     if content is not None and not isinstance(content, list):
-        raise RowRefused("wrong-type", "content: a string, or a list of parts")
+        raise RowRefused("wrong-type", "content must be a string or a list of parts")
     return list(content or ())
 
 
@@ -322,7 +322,7 @@ def read_turns(
 def read_messages(turns: Any, system: Any) -> list[Message]:
     """Return every turn of a list, after `system` unless the list has its own. Raise RowRefused."""
     if not isinstance(turns, list):
-        raise RowRefused("wrong-type", "messages: a list of objects")
+        raise RowRefused("wrong-type", "messages must be a list of objects")
     return with_system(read_turns(turns)[0], system)
 
 

@@ -43,7 +43,7 @@ def text_of(value: Any, column: str) -> str:
     """Return the text of one value, empty for null. Raise RowRefused("wrong-type") for what is not a text or number."""
     if isinstance(value, bool | dict | list):
         kind = {bool: "true or false", dict: "an object", list: "a list"}[type(value)]
-        raise RowRefused("wrong-type", f"{column}: a string, not {kind}")
+        raise RowRefused("wrong-type", f"{column} must be a string, not {kind}")
     return "" if value is None else str(value)
 
 

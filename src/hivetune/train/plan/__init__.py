@@ -1,1 +1,1 @@
-"""What fits, how long it takes, and which rows make which step: pure functions, but for run.py and propose.py."""
+"""What fits, how long it takes, and which rows make which step: pure functions, except in run.py, which reads files."""

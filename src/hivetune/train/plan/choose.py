@@ -57,7 +57,7 @@ def step_flops(setup: TrainingSetup, rows: Iterable[tuple[int, int]]) -> float:
 
 @dataclass(frozen=True)
 class Rate:
-    """The operations a second that steps reach on a device. `error`: half-width of the bar, as a share."""
+    """The operations a second that steps reach on a device. `error`: half-width of the error bar, as a share."""
 
     flops_per_s: float
     error: float
@@ -65,7 +65,7 @@ class Rate:
 
 
 def published_rate(products_per_s: float, source: str) -> Rate:
-    """Return the rate of steps by a published rate of large products."""
+    """Return the rate of training steps, estimated from a published rate of large matrix products."""
     return Rate(PUBLISHED_SHARE * products_per_s, PUBLISHED_ERROR, source)
 
 
@@ -77,7 +77,10 @@ def rate_key(setup: TrainingSetup) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """The workload of the data. `lengths` and `trained` are tokens of one typical step's rows, `longest` of any row."""
+    """The rows of a run, as far as time and memory depend on them.
+
+    `lengths` and `trained` are the tokens of each row of one typical step, `longest` those of the longest row of all.
+    """
 
     lengths: tuple[int, ...]
     trained: tuple[int, ...]
@@ -204,7 +207,7 @@ def rounded_up(tokens: int) -> int:
 
 
 def size_text(size_bytes: float) -> str:
-    """Return bytes in words."""
+    """Return a number of bytes as text, in MB or GB."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.0f} MB"
 
 

@@ -42,12 +42,12 @@ Padding = Callable[[int], int]
 
 
 def unpadded(size: int) -> int:
-    """Return `size` as it is."""
+    """Return `size` itself: the padding function where nothing is padded."""
     return size
 
 
 def multiples_of(multiple: int) -> Padding:
-    """Return the padding to multiples of `multiple`."""
+    """Return the function that rounds a size up to a multiple of `multiple`."""
     return lambda size: -(-size // multiple) * multiple
 
 

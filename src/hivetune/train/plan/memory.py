@@ -247,7 +247,7 @@ def can_stream(setup: TrainingSetup) -> bool:
 
 
 def host_holds(setup: TrainingSetup, device: Device) -> bool:
-    """Return whether streamed layers have a source: a card's come from host memory, a processor's from the files."""
+    """Return whether the streamed layers fit into what they are read from: host memory for a card, files for a CPU."""
     host = device.host_memory_bytes
     return device.kind == "cpu" or host is None or setup.streamed * layer_bytes(setup) <= PINNED_SHARE * host
 

@@ -77,9 +77,9 @@ def plan_run(
     rows: int | None = None,
     tokens: int | None = None,
 ) -> Planned:
-    """Return the plan of a config.
+    """Return the plan of a config for this machine, or for `card` with that many cores and GB of memory.
 
-    Raises UsageError for an unknown model or card.
+    `rows` and `tokens` (a row's mean) replace what the data would tell. Raises UsageError for an unknown model or card.
     """
     architecture = find_architecture(config.model)
     machine = read_machine(folder=Path(config.output) if config.output else None)
@@ -152,7 +152,7 @@ def guess_workload(
 
 
 def plan_document(planned: Planned) -> dict[str, Any]:
-    """Return the one document of `plan --json`."""
+    """Return the document that `plan --json` prints."""
     config, setup, choice, device = planned.config, planned.setup, planned.choice, planned.device
     content: dict[str, Any] = {
         "model": config.model,
@@ -183,7 +183,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Proposed settings. `report`: the document of `data check`. `planned`: None where sizes are unknown."""
+    """Proposed settings. `report`: the document of `check`. `planned`: None where sizes are unknown."""
 
     config: RunConfig
     report: Mapping[str, Any]
@@ -260,7 +260,7 @@ def _plan(settings: RunConfig, report: Mapping[str, Any]) -> Planned | None:
 
 @dataclass(frozen=True)
 class CountedRows:
-    """The number of rows. `tokens`: mean of a row. `words`: the number and how it is known."""
+    """The number of rows that are trained. `tokens`: their mean length. `words`: the number and how it is known."""
 
     rows: int
     tokens: float
@@ -270,8 +270,7 @@ class CountedRows:
 def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
     """Return the rows that a config trains on.
 
-    Raise UsageError for sources without a row, and for those that can
-    be read only once.
+    Raise UsageError for sources without a row, and for those that can be read only once.
     """
     data = config.data
     check_columns(data.columns)
@@ -291,7 +290,7 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
 
 
 def checked_rows(report: Mapping[str, Any]) -> CountedRows:
-    """Return the rows by the document of `check` with a model."""
+    """Return the number and mean length of the training rows from the report of a `check` with a model."""
     basis = f"{report['rows_in']:,} rows checked"
     return CountedRows(report["splits"]["train"], report["tokens"] / report["usable"], basis)
 

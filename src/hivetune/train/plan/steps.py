@@ -229,7 +229,7 @@ def _lesson_steps(
 
 
 def _distinct(rows: Iterator[PlanRow], count: int, first: Mapping[int, PlanRow]) -> dict[int, PlanRow]:
-    """Return `first` and the next rows that are not among them, until they are `count`."""
+    """Return `first`, filled up to `count` with the next rows that are not yet among them."""
     chosen = dict(first)
     while len(chosen) < count:
         row = next(rows)

@@ -99,7 +99,7 @@ def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, 
 
 
 def _memory_of_rank(model: Path) -> int:
-    """Return about the memory of one rank."""
+    """Return an estimate of the bytes that one rank needs."""
     # The weights, and as much again for activations, torch and the adapter.
     return 2 * sum(path.stat().st_size for path in model.glob("*.safetensors")) + (1 << 30)
 

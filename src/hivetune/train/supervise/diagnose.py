@@ -117,7 +117,7 @@ def _first_fault(texts: Sequence[str], kinds: Sequence[SignKind], facts: frozens
 
 
 def _was_ended(evidence: Evidence) -> bool:
-    """Return whether something else ended the process."""
+    """Return whether the process was ended from outside: by a signal, or because it hung."""
     # An exception that it printed before is then not the reason.
     return any(fact == "hung" or fact.startswith("signal:") for fact in evidence.facts)
 

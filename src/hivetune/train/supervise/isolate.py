@@ -1,4 +1,4 @@
-"""Isolation: which rows of a step kill their worker or give NaN, each alone. Throw-away children answer.
+"""Isolation: finds the rows of a step that kill their worker or give NaN when each is computed alone, in children.
 
 A child replays the rows of the step one by one. The first that it does not survive is the suspect, so one bad row costs
 two or three children whatever the batch size. What failed is then replayed in another way (longer by padding, another

@@ -1,8 +1,8 @@
 """The ladder: from a run's failures so far to the next action, and what a run learns from earlier ones.
 
-The first failure at a place may be chance: the same again from the newest state. The next one there is none: the next
-change of the fault's list, in which `isolate` is the replay of the step's rows. After six failures without a later
-durable step the run stops with what there is.
+The first failure at a step may be chance, so the worker is started again from the newest state. A second one there is
+answered by the next change of the fault's list, in which `isolate` is the replay of the step's rows. After six failures
+without a later durable step the run stops, and what was saved stays.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,7 +110,7 @@ class Failure:
     isolated: bool = False
 
     def progressed(self, before: "Failure") -> bool:
-        """Return whether the run got past the failure before, which is safe by now, or has one harmful row less."""
+        """Return whether since the failure `before` the run saved a later step, or quarantined a row."""
         return self.durable > max(before.durable, before.step) or self.quarantined > before.quarantined
 
     def is_near(self, failure: "Failure") -> bool:
@@ -120,7 +120,7 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """Return what equal faults have in common."""
+        """Return what makes two faults count as the same: their id, or "device" for all faults of a card."""
         # A card reports one and the same fault in several ways.
         return "device" if fault_of(self.fault).domain == "device" else self.fault
 
@@ -156,9 +156,9 @@ class Reply:
 
 
 def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
-    """Return the answer to the last failure of `history`, in the light of those since the run last got on.
+    """Return the next action after the last failure of `history`, given the failures since the run last made progress.
 
-    A last failure that is `isolated` had no row at fault.
+    If the last failure is `isolated`, none of its rows was at fault.
     """
     last, fault = history[-1], fault_of(history[-1].fault)
     if not fault.retry:
@@ -193,7 +193,7 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
 
 
 def without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
-    """Return the newest failures, as far back as none brought progress over the one before it."""
+    """Return the failures since the run last made progress."""
     first = len(history) - 1
     while first and not history[first].progressed(history[first - 1]):
         first -= 1
@@ -201,7 +201,7 @@ def without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
-    """Return the rungs that stay after the last failure: all but a change that did not help, one at a time."""
+    """Return the rungs that stay in effect after the last failure: all except the newest, if it did not help."""
     last = history[-1]
     before = without_progress(history)[-2:-1]
     no_help = any(failure.is_near(last) and failure.kind == last.kind for failure in before)

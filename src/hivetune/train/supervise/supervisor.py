@@ -165,7 +165,7 @@ def _has_room(run: Path) -> bool:
 
 
 def _reserve_bytes(run: Path) -> int:
-    """Return the room that the next checkpoint and the adapter need. On a full disk older checkpoints are deleted."""
+    """Return the bytes that the next checkpoint and the adapter need on the disk."""
     sizes = [
         sum(path.stat().st_size for path in checkpoints.folder_of(run, step).iterdir())
         for step in checkpoints.steps(run)
@@ -190,7 +190,7 @@ def _wait_for_disk(
 
 
 def write_with_retries(run: Path, write: Callable[[], None], on_wait: Callable[[str], None]) -> None:
-    """Write what ends a run, however long the disk stays full; Ctrl-C ends the wait. Raises other errors.
+    """Call `write`, again and again while the disk is full; Ctrl-C ends the wait. Raises other errors.
 
     `on_wait` gets the reason for the wait.
     """

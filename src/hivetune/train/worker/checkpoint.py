@@ -117,9 +117,9 @@ def load_newest_good(run: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def save(session: Session, *, only_when_due: bool = False) -> None:
-    """Save and journal it. Raises OSError: what must not be lost can't be kept. Raises NotFinite.
+    """Save a checkpoint of the present state and journal it. Raises OSError and NotFinite.
 
-    `only_when_due`: a disk that fails does not stop training: it is journaled, and tried again later.
+    `only_when_due`: only when the interval has passed. An error of the disk is then journaled, and training goes on.
     """
     if only_when_due and not (session.ranks.is_first and time.monotonic() >= session.save_due_s):
         return

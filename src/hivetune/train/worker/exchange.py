@@ -44,7 +44,7 @@ SCORED_TOGETHER = 16
 
 
 def exponent_of(peak: float, before: int) -> int:
-    """Return the grid after a step whose largest value was `peak`; `before` where there was no gradient."""
+    """Return the exponent of the next step's grid, after a largest value `peak`; `before` if there was no gradient."""
     if peak == 0:
         return before
     return min(max(math.frexp(peak)[1], MIN_EXPONENT), MAX_EXPONENT)
@@ -56,7 +56,7 @@ def fits(peak: float, exponent: int, packs: int) -> bool:
 
 
 def to_integers(grad_N: Tensor, exponent: int) -> Tensor:
-    """Return `grad_N`, which fits, on the grid as int64 on the CPU."""
+    """Return `grad_N` rounded to the grid, as int64 on the CPU. It must fit (`fits`)."""
     return torch.round(grad_N * 2.0 ** (SUM_BITS - HEADROOM_BITS - exponent)).to(torch.int64).cpu()
 
 
@@ -101,7 +101,7 @@ class Packs:
         self._buffer = torch.empty(0, dtype=torch.int64)
 
     def backward(self, documents: Sequence[Document], step: int, *, scale: float, exponent: int) -> Summed:
-        """Compute `Whole.backward` over all ranks, in each of which the same gradient is then."""
+        """Do what `Whole.backward` does, over all ranks; each rank has the same gradient afterwards."""
         model, ranks, grad_N = self._model, self._ranks, self._model.grad_N
         batches = model.micro_batches(documents)
         packs = len(batches)
@@ -132,7 +132,7 @@ class Packs:
         return Summed(loss, exponent_of(float(grad_N.abs().max()), exponent))
 
     def nll(self, documents: Sequence[Document]) -> list[float]:
-        """Compute `Whole.nll` over all ranks."""
+        """Return what `Whole.nll` returns, computed by all ranks."""
         starts = range(0, len(documents), SCORED_TOGETHER)
         nlls = torch.zeros(len(documents), dtype=torch.float64)
         for start in starts[self._ranks.number :: self._ranks.size]:

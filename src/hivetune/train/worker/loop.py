@@ -219,7 +219,7 @@ def _rate(session: Session, metrics: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 
 def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return sums over all steps that count, from any process of the run."""
+    """Return the sums over all steps of the run, whichever worker made them."""
     steps = _counted(metrics)
     seconds = sum(entry["seconds"] for entry in steps)
     tokens, rows = sum(entry["tokens"] for entry in steps), sum(entry["rows"] for entry in steps)
@@ -235,5 +235,5 @@ def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _counted(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the lines of steps that had rows left."""
+    """Return the `step` events of steps that still had rows to train."""
     return [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]

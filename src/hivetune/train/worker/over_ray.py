@@ -174,7 +174,7 @@ class Folder:
 
 
 def compute(task: Train, files: Mapping[str, bytes], folders: Sequence[Folder], chooses_card: bool) -> dict[str, Any]:
-    """Be a rank: the body of a task of Ray. Return the content of its outcome.json.
+    """Run the loop as one rank, in a task of Ray. Return the content of its outcome.json.
 
     `files` of the run's folder; `folders`: the model and the snapshot; `chooses_card`: by the task, not by Ray.
     """

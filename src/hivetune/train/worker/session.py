@@ -209,7 +209,7 @@ def score_sample(session: Session) -> Scored:
 
 
 def run_canary(session: Session, *, every_s: float = CANARY_EVERY_S) -> None:
-    """Test products at the run's own shapes, if the last test was `every_s` ago. Raises CanaryFailed."""
+    """Test products at the run's own shapes, if the last test was at least `every_s` ago. Raises CanaryFailed."""
     if time.monotonic() - session.products_tested_s < every_s:
         return
     started = time.perf_counter()

@@ -102,7 +102,7 @@ class Scored:
 def score_rows(
     score: Callable[[list[Document]], list[float]], snapshot: Snapshot, rows: Sequence[int], beat: Callable[[], None]
 ) -> Scored | None:
-    """Score `rows`. Return None where no loss is finite.
+    """Return the mean loss of `rows`; None if none is finite.
 
     `score` returns the nll of each document. `beat` is called before each part.
     """

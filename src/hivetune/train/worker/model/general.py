@@ -221,7 +221,7 @@ def load_module(
     choices: Choices = NO_CHOICES,
     method: str = "lora",
 ) -> nn.Module:
-    """Load the bare model, frozen, each tensor read straight into `dtype` on `device`.
+    """Load the model without adapters, frozen, each tensor read straight into `dtype` on `device`.
 
     `method` qlora keeps linear weights as NF4.
     """

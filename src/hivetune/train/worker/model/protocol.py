@@ -50,7 +50,7 @@ class LoraModel(Protocol):
         ...
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-        """Compute out = a b as its large matrices are multiplied."""
+        """Compute out = a b with the library that multiplies the model's large matrices."""
         ...
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
@@ -66,7 +66,7 @@ class LoraModel(Protocol):
         ...
 
     def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
-        """Compute `backward` of the documents as one micro-batch, whatever the budget."""
+        """Do what `backward` does with these documents as one micro-batch, whatever its size."""
         ...
 
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:

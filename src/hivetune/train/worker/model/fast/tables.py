@@ -44,7 +44,7 @@ class BatchTables:
         return self if device.type == "cpu" else self.changed(lambda table: table.to(device, non_blocking=True))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "BatchTables":
-        """Return the tables with `change` applied to each."""
+        """Return a copy in which `change` was applied to each table."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         single = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(
@@ -86,7 +86,7 @@ def lay_tables(
 
 
 def drop_keys(layout: Layout, draw: int) -> list[int]:
-    """Return the seeds of each token's dropout: `draw` (of the step) and the tokens up to this one."""
+    """Return the seed of each token's dropout mask [T]: a hash of `draw` (the step's) and of the tokens up to it."""
     # So rows with a common prefix have the same masks in it, whether it is computed once or not, and the masks of a
     # row are the same in any company.
     keys = [0] * layout.size
