@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +18,7 @@ from forks import FORKS
 from hypothesis import settings
 from once import one_at_a_time
 
+import hivetune
 from hivetune.process import parent
 from hivetune.process.launch import VARIABLE
 
@@ -42,6 +45,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread for each worker and for the programs that it starts: two that compute on all cores hinder each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
+OLD_S = 24 * 3600.0  # of a kept model that other code has prepared
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
@@ -107,25 +112,32 @@ def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test reads or writes the user's home."""
+def own_home(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> Path:
+    """No test reads or writes the user's home. The CPU kernels, named by their source, are compiled once (10 s)."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HIVETUNE_HOME", str(home))
     monkeypatch.setenv(VARIABLE, "{}")  # of a test that sets it (train/supervise/tiny_run.py)
-    # The CPU kernels are compiled once for all of a session's processes.
-    monkeypatch.setenv("HIVETUNE_KERNELS", str(common_folder(tmp_path_factory) / "kernels"))
+    monkeypatch.setenv(
+        "HIVETUNE_KERNELS", os.environ.get("HIVETUNE_KERNELS") or str(pytestconfig.cache.mkdir("kernels"))
+    )
     return home
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The prepared demo model (25 s), made once per session, or once at all with HIVETUNE_TEST_CACHE=FOLDER."""
-    from hivetune.base.disk import manifest_problems
+def smollm2(pytestconfig: pytest.Config) -> Path:
+    """The prepared demo model. It is made once (20 s) for this code, in pytest's cache, or in HIVETUNE_TEST_CACHE."""
+    from hivetune.base.disk import manifest_problems, sha256_bytes
     from hivetune.process.parent import run_task
     from hivetune.process.protocol import PrepareModel
 
-    cache = os.environ.get("HIVETUNE_TEST_CACHE")
-    parent = Path(cache) if cache else common_folder(tmp_path_factory) / "models"
+    code = b"".join(path.read_bytes() for path in sorted(Path(hivetune.__file__).parent.glob("models/**/*.py")))
+    kept = pytestconfig.cache.mkdir("demo-model") / sha256_bytes(code)[:16]
+    for other in kept.parent.iterdir():
+        if other.name != kept.name and other.stat().st_mtime < time.time() - OLD_S:
+            shutil.rmtree(other)
+    parent = Path(os.environ.get("HIVETUNE_TEST_CACHE") or kept)
     folder = parent / "smollm2-135m"
     with one_at_a_time(parent):
         if manifest_problems(folder):

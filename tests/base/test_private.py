@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from hivetune.base.disk import lock, lock_holder, read_json, scratch_folder, write_json
 from hivetune.base.journal import Journal, read_journal
-from hivetune.base.private import check_own, keep_private, make_folder, open_plain
+from hivetune.base.private import check_own, keep_private, make_folder, open_plain, read_bounded
 from hivetune.errors import UsageError
 
 
@@ -148,3 +149,15 @@ def test_the_folder_of_scratch_folders_is_not_taken_from_others(
     folder.parent.symlink_to(tmp_path)
     with pytest.raises(UsageError, match="accessible to other users"), scratch_folder():
         pass
+
+
+def test_reading_takes_the_memory_of_the_file_and_not_of_the_limit(tmp_path: Path) -> None:
+    """Each JSON document took 1 GiB for a moment, which a child with less memory did not get."""
+    path = tmp_path / "small.json"
+    path.write_bytes(bytes(1000))
+    tracemalloc.start()
+    try:
+        assert read_bounded(path, 1 << 30) == bytes(1000)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

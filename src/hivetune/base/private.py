@@ -56,9 +56,10 @@ def read_bounded(path: Path, max_bytes: int, *, links: bool = True) -> bytes:
     """Return the content of a file; `links` as in `open_plain`. Raise OSError, also for more than `max_bytes`."""
     with open(open_plain(path, links=links), "rb") as file:
         # Before it is read: a sparse file could fill the memory.
-        if os.fstat(file.fileno()).st_size > max_bytes:
+        if (size := os.fstat(file.fileno()).st_size) > max_bytes:
             raise OSError(errno.EFBIG, f"is larger than {max_bytes >> 10:,} KiB", str(path))
-        return file.read(max_bytes)
+        # Not `max_bytes`: Python takes memory for all that it is to read, which a child with a limit does not have.
+        return file.read(size)
 
 
 def check_own(folder: Path) -> None:

