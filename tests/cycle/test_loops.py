@@ -17,6 +17,7 @@ from serve.hive import add_release
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock
 from hivetune.base.journal import read_journal
+from hivetune.cli.serve import look_document
 from hivetune.config import load_config
 from hivetune.cycle import loop as loops
 from hivetune.cycle import stations
@@ -72,6 +73,7 @@ def test_refusals_say_what_to_do_and_a_dry_run_does_nothing(own_home: Path, tmp_
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 50))
     seen = look(load_config(config), NAME, RowsNow(), 1e9)
     assert (seen.do, seen.rows.groups) == ("open", 50)
+    assert look_document(seen)["again_at"] is None  # said as 1970
     assert not (loop_folder(NAME) / "cycle.jsonl").exists()
     with lock(loop_folder(NAME)):
         code, document = cycle(str(config), "--once")

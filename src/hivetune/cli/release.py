@@ -126,7 +126,9 @@ def _lineage_text(document: dict[str, Any]) -> Iterator[str]:
     """Yield where a release comes from; a pruned one has only its history."""
     yield facts(document, "release aliases model run adapter_sha256 verdict withdrawn forgotten_rows pruned")
     if not document["pruned"]:
-        yield facts({"rows": document["data"]})
+        data = document["data"]
+        rows = data["rows"] | {key: data[key] for key in ("trained", "held_out", "not_reached")}
+        yield facts({"snapshot": data["path"], "rows": rows})
         judgement = document["judgement"] or {}
         yield from (f"  {reason}" for reason in judgement.get("reasons", ()))
         # Whoever judged by other thresholds is named: they are what a verdict rests on.

@@ -162,16 +162,19 @@ def _cycles(name: str) -> list[CycleRow]:
         return cycles_of(database, name)
 
 
+_DOES = {"wait": "wait", "open": "begin a cycle", "continue": "continue the open cycle"}
+
+
 def _look(config: RunConfig) -> None:
     """Look once and show the decision; only a snapshot of the rows is written."""
     name = release_name(config)
     model_folder(config.model)  # rows are counted in its tokens
     document = look_document(look(config, name, RowsNow(), time.time()))
-    answer({"name": name, "look": document}, facts(document))
+    answer({"name": name, "look": document}, facts({**document, "do": _DOES[document["do"]]}))
 
 
 def look_document(seen: Look) -> dict[str, Any]:
-    plain = parts(seen, "do reason again_at champion")
+    plain = parts(seen, "do reason champion") | {"again_at": seen.again_at or None}
     rows = parts(seen.rows, "groups problem")
     return {**plain, "open": None if seen.open is None else seen.open.id, "rows": rows}
 
