@@ -21,7 +21,6 @@ from hivetune.judge.artefacts import Artefact
 from hivetune.judge.evaluate import (
     AGAIN_AFTER_S,
     MAX_TIMINGS,
-    TIMED_PROMPTS,
     SideAnswers,
     comparison_document,
     time_until_decided,
@@ -30,7 +29,7 @@ from hivetune.judge.evaluate import (
 from hivetune.judge.losses import is_scored, loss_rows
 from hivetune.judge.page import agent_cells
 from hivetune.judge.rows import Prompt, choose_rows, evidence_groups, prompts_of_rows
-from hivetune.judge.verdict import judge
+from hivetune.judge.verdict import TIMED_PROMPTS, judge
 from hivetune.llama import ask
 from hivetune.llama.ask import Answer, Endpoint, Unanswered
 from hivetune.records import Message

@@ -35,7 +35,7 @@ from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.losses import compared_losses, row_identity, scored
 from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run
-from hivetune.judge.verdict import KINDS, OF_ANSWERS, judge
+from hivetune.judge.verdict import KINDS, OF_ANSWERS, TIMED_PROMPTS, judge
 from hivetune.llama.ask import Answer
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.models.sides import BASELINE, SIDES
@@ -49,7 +49,6 @@ from hivetune.train.open import Run
 ANOTHER_SIDE = "name another run, release, GGUF file or endpoint"
 # Answers at the same time. On 2 cores eight make 2.5 times the tokens of one, and each takes longer: no times.
 SLOTS = 8
-TIMED_PROMPTS = 50  # asked alone: enough to see a tenth of the time at the usual jitter
 # Times that straddle their limit are taken again a little later, for a load that has gone by then.
 MAX_TIMINGS, AGAIN_AFTER_S = 3, 20.0
 VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics")

@@ -29,6 +29,7 @@ Outcome = Literal["passed", "worse", "missed", "open", "reported"]
 # Of an answer's time and of peak memory, beside the base. An adapter is a few percent of the work; what takes half as
 # much again has changed in kind, such as answers that no longer end.
 MAX_COST_RATIO = 1.5
+TIMED_PROMPTS = 50  # asked alone: enough to see a tenth of the time at the usual jitter
 MIN_KEPT = 0.9  # of the frozen questions: two of 20 may be lost to a better wording
 # A loss is a sum in float32 and no finer than that: 2e-10 nats on each of 60 rows once passed as a gain.
 RESOLUTION = 1e-6
@@ -180,8 +181,8 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
         return found("missed")
     # The rows that would show the tolerance, or the margin where that is larger, with 80 % power at this level.
     needed_units = stats.rows_needed(gain, max(tolerance, abs(gain.value - threshold)), 1 - level)
-    if gain.units < needed_units:
-        needed = math.ceil(needed_units * n / gain.units)
+    needed = math.ceil(needed_units * n / gain.units)
+    if gain.units < needed_units and not (kind.timing and needed > TIMED_PROMPTS):
         return found("open", f"open, {units} measured, about {needed} rows in all would decide", needed)
     if kind.timing:  # the noise of other programs never decides against a model
         return found("open", "open; times vary too much here, so evaluate again on a quiet machine")
