@@ -16,7 +16,8 @@ def plain_source(path: Path) -> str:
     text = data.decode("utf-8", "replace")
     text = re.sub(r"\\f(?:\[[^\]]*\]|\(..|.)|\\[&,/|^%:]|\\s[-+]?\d", "", text)
     text = text.replace("\\\\-", "-").replace("\\-", "-").replace("\\(hy", "-").replace("\\[hy]", "-")
-    text = re.sub(r"^\.\s*Fl +", "-", text, flags=re.MULTILINE)
+    text = text.replace("\\*=", "--")  # a string that patch(1) defines
+    text = re.sub(r"^\.\s*(?:Fl|[BIR]{2} -) +", "-", text, flags=re.MULTILINE)  # `.BI \- SIGNAL` is -SIGNAL
     return re.sub(r"\bFl +(?=[A-Za-z0-9?-])", "-", text)
 
 
