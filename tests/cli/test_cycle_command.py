@@ -1,4 +1,4 @@
-"""What `hivetune cycle` tells people."""
+"""What `hivetune cycle` prints at its end."""
 
 import json
 from pathlib import Path
@@ -7,24 +7,10 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from hivetune.base.disk import lock
-from hivetune.base.journal import Journal
 from hivetune.cli.output import MODE
-from hivetune.cli.serve import _run, cycle
+from hivetune.cli.serve import _run
 from hivetune.cycle.loop import Look
-from hivetune.cycle.record import JOURNAL, loop_folder
 from hivetune.errors import DoesNotFit
-
-
-def test_a_loop_that_does_not_run_is_not_said_to_continue(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Journal(loop_folder("helpdesk") / JOURNAL).close()
-    for word, said in (("pause", "is paused"), ("resume", "is not paused any more"), ("now", "starts a cycle when it")):
-        cycle(word)
-        told = capsys.readouterr().out
-        assert said in told and "helpdesk does not run; start it: hivetune cycle CONFIG" in told
-    with lock(loop_folder("helpdesk")):
-        cycle("resume")
-    assert capsys.readouterr().out == "helpdesk continues\n"
 
 
 def test_a_loop_that_failed_prints_one_document(

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from typing import Any
 
 from hivetune.base.paths import install_command
+from hivetune.base.typed import to_plain
 from hivetune.machine.findings import Judgement, MachineFinding, advised_variables, candidate_cards
-from hivetune.machine.inventory import describe_machine
 from hivetune.machine.look import Look
 from hivetune.process.sandbox import landlock_version, protection
 from hivetune.records import Progress, silent
@@ -73,7 +73,7 @@ def report_document(look: Look, judgement: Judgement) -> dict[str, Any]:
     document = {
         "fit": judgement.fit,
         "findings": [asdict(finding) for finding in judgement.findings],
-        "machine": {**describe_machine(look.machine), "cards": cards},
+        "machine": {"fingerprint": look.machine.fingerprint, **to_plain(look.machine), "cards": cards},
         "sandbox": protection(landlock_version()),
         "observed": dict(look.observed),
         "packages": dict(look.packages),

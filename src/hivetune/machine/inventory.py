@@ -20,7 +20,6 @@ import psutil
 
 from hivetune.base.disk import home
 from hivetune.base.kernel import cgroups, memory_sizes, system_text, usable_cores, whole_number
-from hivetune.base.typed import to_plain
 from hivetune.machine.drivers import read_amd, read_nvidia
 from hivetune.machine.facts import chip_has
 
@@ -96,11 +95,6 @@ def read_machine(
         cards=without_integrated(read_cards(root, nvidia)),
         versions=_versions(),
     )
-
-
-def describe_machine(machine: Machine) -> dict[str, Any]:
-    """Return the machine as plain values for JSON."""
-    return {"fingerprint": machine.fingerprint, **to_plain(machine)}
 
 
 def cpu_workers(cores: int, threads: int | None = None) -> int:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home, read_json, write_json
-
-_SCHEMA = 2
+from hivetune.base.typed import from_plain, to_plain
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,10 @@ def profile_path(fingerprint: str) -> Path:
 def read_profile(fingerprint: str) -> Profile:
     """Return the profile of a machine, empty if it is missing or damaged, since it only saves time."""
     try:
-        content = read_json(profile_path(fingerprint))
+        return from_plain(Profile, read_json(profile_path(fingerprint)))
     except (OSError, ValueError):
         return Profile(fingerprint)
-    if content.get("schema") != _SCHEMA:
-        return Profile(fingerprint)
-    parts = {name: content.get(name) for name in ("rates", "agreements", "rungs")}
-    return Profile(fingerprint, **{name: part for name, part in parts.items() if isinstance(part, dict)})
 
 
 def write_profile(profile: Profile) -> None:
-    write_json(profile_path(profile.fingerprint), {"schema": _SCHEMA, **vars(profile)})
+    write_json(profile_path(profile.fingerprint), to_plain(profile))
