@@ -29,7 +29,8 @@ from step.report import summarize, write_report
 from step.rows import SETS, Set, write_random_rows, write_rows
 
 from hivetune.base.disk import home
-from hivetune.machine.inventory import describe_machine, read_machine
+from hivetune.base.typed import to_plain
+from hivetune.machine.inventory import read_machine
 from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import fetch_model
 
@@ -114,7 +115,7 @@ def main() -> None:
         "schema": 1,
         "command": " ".join(["python", "bench/train_step.py", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": describe_machine(read_machine()),
+        "machine": to_plain(read_machine()),
         "model": arguments.random or MODEL,
         "device": arguments.device,
         "parameters": architecture.parameters,
