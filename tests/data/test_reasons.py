@@ -23,88 +23,41 @@ def problems(path: Path, **settings: Any) -> list[tuple[str, str, str]]:
 
 
 ROW = {"prompt": "Où est le café ?", "completion": "Là-bas, à côté."}
-# (bytes of a file, its suffix) -> (line, reason, words of the hint)
-CAUSES: dict[str, tuple[bytes, str, str, str, str]] = {
-    "Latin-1 in JSONL": (
-        json.dumps(ROW, ensure_ascii=False).encode("latin-1"),
-        ".jsonl",
-        "1",
-        "bad-characters",
-        "Latin-1",
-    ),
-    "Windows-1252 in JSONL": (
-        '{"prompt": "a", "completion": "it’s à côté"}'.encode("cp1252"),
-        ".jsonl",
-        "1",
-        "bad-characters",
-        "Windows-1252",
-    ),
-    "Latin-1 in CSV": (
-        "prompt,completion\na,b\nOù,à côté\n".encode("latin-1"),
-        ".csv",
-        "3",
-        "bad-characters",
-        "Latin-1",
-    ),
-    "Latin-1 in a JSON array": (
-        json.dumps([{"prompt": "a", "completion": "b"}, ROW], ensure_ascii=False, indent=1).encode("latin-1"),
-        ".json",
-        "6",
-        "bad-characters",
-        "Latin-1",
-    ),
-    "a cut emoji": (b'{"prompt": "a", "completion": "ok \\ud83d"}\n', ".jsonl", "1", "bad-characters", "cut"),
-    "a cut character": (
-        '{"prompt": "a", "completion": "caf\u00e9"}'.encode().replace(b"\xc3\xa9", b"\xc3"),
-        ".jsonl",
-        "1",
-        "bad-characters",
-        "byte",
-    ),
-    "a preference in messages": (
-        json.dumps({**chat("q", "a"), "chosen": [{}], "rejected": [{}]}).encode(),
-        ".jsonl",
-        "1",
-        "preference-row",
-        "chosen",
-    ),
-    "a preference with its prompt as a list": (
-        json.dumps({"prompt": [{"role": "user", "content": "q"}], "chosen": "a", "rejected": "b"}).encode(),
-        ".jsonl",
-        "1",
-        "preference-row",
-        "chosen",
-    ),
-    "only a question": (json.dumps({"prompt": "q"}).encode(), ".jsonl", "1", "unknown-layout", "prompt"),
-    "an answer that is null": (b'{"prompt": "q", "completion": null}', ".jsonl", "1", "empty-turn", "fill"),
-    "an answer that is missing": (b'{"messages": [{"role": "user", "content": "q"}]}', ".jsonl", "1", "empty-turn", ""),
-    "a true completion": (b'{"prompt": "q", "completion": true}', ".jsonl", "1", "wrong-type", "completion"),
-    "a comma too many": (b'{"prompt": "q", "completion": "a",}', ".jsonl", "1", "bad-json", ""),
-    "single quotes": (b"{'prompt': 'q', 'completion': 'a'}\n", ".jsonl", "1", "bad-json", "quotes"),
-    "two objects on a line": (b'{"text": "a"}{"text": "b"}\n', ".jsonl", "1", "bad-json", "Extra data"),
-    "a number that is none": (b'{"prompt": "q", "completion": "a", "x": NaN}\n', ".jsonl", "1", "bad-json", "NaN"),
-    "a key with two values": (
-        b'{"prompt": "q", "completion": "a", "prompt": "p"}\n',
-        ".jsonl",
-        "1",
-        "bad-json",
-        "'prompt'",
-    ),
-    "too large a number": (b'{"prompt": "q", "x": ' + b"1" * 5000 + b"}\n", ".jsonl", "1", "bad-json", "digits"),
-    "a header of another file": (b"prompt;completion\na;b;c\n", ".csv", "2", "csv-columns", "3 fields"),
-    "a role of a game": (
-        json.dumps({"messages": [{"role": "narrator", "content": "q"}]}).encode(),
-        ".jsonl",
-        "1",
-        "role-order",
-        "narrator",
-    ),
+UNREAD = "prompt,completion\na,b\nOù,à côté\n".encode("latin-1")
+ARRAY = json.dumps([{"prompt": "a", "completion": "b"}, ROW], ensure_ascii=False, indent=1).encode("latin-1")
+CUT = '{"prompt": "a", "completion": "caf\u00e9"}'.encode().replace(b"\xc3\xa9", b"\xc3")
+PAIR = {"chosen": [{}], "rejected": [{}]}
+ASKED = {"prompt": [{"role": "user", "content": "q"}], "chosen": "a", "rejected": "b"}
+GAME = {"messages": [{"role": "narrator", "content": "q"}]}
+# A file's bytes -> its reason, words of the hint, and its suffix and line where these are not .jsonl and 1.
+CAUSES: dict[str, tuple[bytes, str, str] | tuple[bytes, str, str, str, str]] = {
+    "Latin-1 in JSONL": (json.dumps(ROW, ensure_ascii=False).encode("latin-1"), "bad-characters", "Latin-1"),
+    "Windows-1252": ('{"prompt": "a", "completion": "it’s à"}'.encode("cp1252"), "bad-characters", "Windows-1252"),
+    "Latin-1 in CSV": (UNREAD, "bad-characters", "Latin-1", ".csv", "3"),
+    "Latin-1 in a JSON array": (ARRAY, "bad-characters", "Latin-1", ".json", "6"),
+    "a cut emoji": (b'{"prompt": "a", "completion": "ok \\ud83d"}\n', "bad-characters", "cut"),
+    "a cut character": (CUT, "bad-characters", "byte"),
+    "a preference in messages": (json.dumps({**chat("q", "a"), **PAIR}).encode(), "preference-row", "chosen"),
+    "a preference with its prompt as a list": (json.dumps(ASKED).encode(), "preference-row", "chosen"),
+    "only a question": (b'{"prompt": "q"}', "unknown-layout", "prompt"),
+    "an answer that is null": (b'{"prompt": "q", "completion": null}', "empty-turn", "fill"),
+    "an answer that is missing": (b'{"messages": [{"role": "user", "content": "q"}]}', "empty-turn", "no turn"),
+    "a true completion": (b'{"prompt": "q", "completion": true}', "wrong-type", "completion"),
+    "a comma too many": (b'{"prompt": "q", "completion": "a",}', "bad-json", ""),
+    "single quotes": (b"{'prompt': 'q', 'completion': 'a'}\n", "bad-json", "quotes"),
+    "two objects on a line": (b'{"text": "a"}{"text": "b"}\n', "bad-json", "Extra data"),
+    "a number that is none": (b'{"prompt": "q", "completion": "a", "x": NaN}\n', "bad-json", "NaN"),
+    "a key with two values": (b'{"prompt": "q", "completion": "a", "prompt": "p"}\n', "bad-json", "'prompt'"),
+    "too large a number": (b'{"prompt": "q", "x": ' + b"1" * 5000 + b"}\n", "bad-json", "digits"),
+    "a header of another file": (b"prompt;completion\na;b;c\n", "csv-columns", "3 fields", ".csv", "2"),
+    "a role of a game": (json.dumps(GAME).encode(), "role-order", "narrator"),
 }
 
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_reason_is_the_cause(name: str, tmp_path: Path) -> None:
-    content, suffix, line, reason, words = CAUSES[name]
+    content, reason, words, *where = CAUSES[name]
+    suffix, line = where or (".jsonl", "1")
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(content)
     found = problems(path)
@@ -131,129 +84,21 @@ def test_the_size_of_a_row_is_said_in_bytes(tmp_path: Path) -> None:
 
 
 ASK, SAY = {"role": "user", "content": "Which river?"}, {"role": "assistant", "content": "The Seine."}
-CALL = {"name": "find", "arguments": {}}
 
 
 def turns(*messages: Any, **more: Any) -> dict[str, Any]:
     return {"messages": list(messages), **more}
 
 
-def calls(call: Any) -> dict[str, Any]:
-    return turns(ASK, {"role": "assistant", "content": None, "tool_calls": [call]})
+# About ten causes that people have, of each reason that a row's own shape can give.
+CAUSES_OF_SHAPE = [json.loads(line) for line in Path(__file__).with_name("causes.jsonl").open(encoding="utf-8")]
 
 
-def part(**one: Any) -> dict[str, Any]:
-    return turns({"role": "user", "content": [{"type": "text", "text": "Look:"}, one]}, SAY)
-
-
-# Ten causes that people have, of each reason that a row's own shape can give.
-TEN_CAUSES: dict[str, list[Any]] = {
-    "bad-json": [
-        '{"prompt": "a", "completion": "b",}',
-        "{'prompt': 'a'}",
-        '{"prompt": "a" "completion": "b"}',
-        '{"prompt": NaN}',
-        '{"messages": [{"role": "user", "content": "a", "content": "b"}]}',
-        '{"prompt": "a", "completion": undefined}',
-        '{"prompt": "a", "completion": "b"}}',
-        '{"a": 1} {"a": 2}',
-        'data: {"prompt": "a"}',
-        '{"prompt": "a\tb"}',
-        '{"prompt": "\\x41"}',
-        *("1", '"text"', "null", "true", "[]", "[1]", '["a", "b"]', "[[1]]", '[{"a": 1}]', "0.5"),
-    ],
-    "unknown-layout": [
-        {"question": "q"},
-        {"prompt": "q"},
-        {"instruction": "q", "input": ""},
-        {"foo": "a", "bar": "b"},
-        {},
-        {"left": "a", "right": "b"},
-        {"v1": "a", "v2": "b"},
-        {"id": 1, "url": "u"},
-        {"system_prompt": "s"},
-        {"prompt": "q", "completions": [{"model": "m", "completion": "a"}]},
-    ],
-    "wrong-type": [
-        {"messages": "hello"},
-        {"messages": {"a": 1}},
-        {"messages": ["hello"]},
-        {"messages": [1]},
-        {"prompt": {"a": 1}, "completion": "b"},
-        {"instruction": "a", "output": False},
-        turns({"role": "user", "content": {"a": 1}}, SAY),
-        {"instruction": "a", "output": "b", "history": ["a", "b"]},
-        {**turns(ASK, SAY), "tools": "find"},
-        *(turns(ASK, {**SAY, "weight": weight}) for weight in (2, 0.5, -1, "1", [1], {}, "high", 1.5, 9, 1e9)),
-    ],
-    "role-order": [
-        *(
-            turns({"role": role, "content": "q"}, SAY)
-            for role in ("boss", "narrator", "", None, 7, "customer_1", "USER2", "critic", "bob", ["user", "bob"])
-        ),
-        turns(ASK, SAY, {"role": "tool", "content": "r"}, SAY),
-        turns(SAY),
-        turns({"role": "system", "content": "s"}, SAY),
-        turns(ASK, {"role": "tool", "content": "r"}, SAY),
-        turns(ASK, {**SAY, "tool_calls": [CALL]}, SAY),
-        turns(ASK, {**SAY, "weight": 0}, SAY),
-        turns({"role": "user", "content": [{"type": "tool_use", "name": "f", "input": {}}]}, SAY),
-        {"conversations": [{"from": "gpt", "value": "a"}]},
-        {"conversations": [{"from": "human", "value": "q"}, {"from": "observation", "value": "r"}, {"from": "gpt"}]},
-        {"prompt": [SAY], "completion": [SAY]},
-    ],
-    "bad-tool-call": [
-        calls({"arguments": "{}"}),
-        calls({"name": "", "arguments": {}}),
-        calls({"name": 7}),
-        calls({"function": {"name": "f", "arguments": "{"}}),
-        calls({"function": {"name": "f", "arguments": "[1]"}}),
-        calls({"function": {"name": "f", "arguments": 3}}),
-        calls("f()"),
-        calls(None),
-        {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": "f()"}]},
-        turns(ASK, {"role": "assistant", "content": [{"type": "tool_use", "input": {}}]}),
-    ],
-    "unsupported-content": [
-        part(type="image_url", image_url={"url": "u"}),
-        part(type="input_audio", input_audio={}),
-        part(type="image", source={}),
-        part(type="file", file={}),
-        part(inlineData={"data": "x"}),
-        part(image={"format": "png"}),
-        {"prompt": "q", "completion": "a", "image": "x.png"},
-        {**turns(ASK, SAY), "images": [{"bytes": "x"}]},
-        {"conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]},
-    ],
-    "empty-turn": [
-        turns(ASK),
-        turns(ASK, ASK),
-        turns({"role": "system", "content": "s"}, ASK),
-        {"conversations": [{"from": "human", "value": "q"}]},
-        {"request": {"messages": [ASK]}, "response": {"choices": []}},
-        {"contents": [{"role": "user", "parts": [{"text": "q"}]}]},
-        {**turns(ASK), "response": None},
-        {"request": {"messages": [ASK]}, "response": {"candidates": []}},
-        *({"messages": []}, {"conversations": []}, {"messages": "[]"}, {"conversations": "[]"}),
-        {"prompt": "q", "completion": ""},
-        {"prompt": "q", "completion": None},
-        {"prompt": "q", "completion": " \n"},
-        {"instruction": "q", "input": "", "output": ""},
-        {"question": "q", "answer": "\u00a0"},
-        turns(ASK, {"role": "assistant", "content": ""}),
-        turns(ASK, {"role": "assistant", "content": None}),
-        turns(ASK, {"role": "assistant", "content": []}),
-        turns(ASK, {"role": "assistant"}),
-        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": ""}]},
-    ],
-}
-
-
-@pytest.mark.parametrize("reason", TEN_CAUSES)
+@pytest.mark.parametrize("reason", dict.fromkeys(cause["reason"] for cause in CAUSES_OF_SHAPE))
 def test_ten_causes_of_a_reason(reason: str) -> None:
     found = {}
-    for cause in TEN_CAUSES[reason]:
-        text = cause if isinstance(cause, str) else json.dumps(cause)
+    for cause in (cause for cause in CAUSES_OF_SHAPE if cause["reason"] == reason):
+        text = cause.get("text") or json.dumps(cause["row"])
         try:
             check_messages(read_example(RawRow("f:1", text.encode()), {}).example.messages)
             found[text] = "usable"
