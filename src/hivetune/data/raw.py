@@ -21,8 +21,8 @@ class Source:
     A channel of Slack is read as one: `parts` are the files of its days, and `users` is the path of the export's names.
 
     What its first rows told (prepare/understand.py): `inside` is the path of the rows in a record, empty if a record is
-    a row; `turns` is the user's mapping where each row is a turn; `line` suggests a mapping for unread rows; `telling`
-    is why its tables are refused.
+    a row; `turns` is the user's mapping where each row is a turn; `suggestion` is a mapping for unread rows, in words;
+    `refusal` is why its tables are refused.
     """
 
     path: str
@@ -33,8 +33,8 @@ class Source:
     size: int = 0
     lines: int = 0
     inside: str = ""
-    line: str = ""
-    telling: str = ""
+    suggestion: str = ""
+    refusal: str = ""
     turns: tuple[tuple[str, str], ...] = ()
     parts: "tuple[Source, ...]" = ()
     users: str = ""

@@ -145,12 +145,12 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
             raise
         if maps_content(columns):
             raise _unmapped(whole, row, columns, missing) from None
-        if raw.file is None or not raw.file.line:
+        if raw.file is None or not raw.file.suggestion:
             raise
         # The mapping that fits the whole file goes before one for this row.
-        raise RowRefused(refused.reason, f"{refused.hint.partition('; map yours')[0]}; {raw.file.line}") from None
-    if raw.file is not None and raw.file.telling and is_table(conversation, columns):
-        raise RowRefused("unread-column", raw.file.telling)
+        raise RowRefused(refused.reason, f"{refused.hint.partition('; map yours')[0]}; {raw.file.suggestion}") from None
+    if raw.file is not None and raw.file.refusal and is_table(conversation, columns):
+        raise RowRefused("unread-column", raw.file.refusal)
     if any(stray in text for stray in _STRAYS):
         conversation = _without_strays(conversation)
     conversation = without_padding(conversation)

@@ -68,23 +68,21 @@ def _foreign(entry: EntryPoint) -> AnyFormat:
     try:
         form = entry.load()
     except Exception as error:  # noqa: BLE001 (whatever that package does)
-        problem = f"can't be loaded: {type(error).__name__}: {error}"
-    else:
-        if isinstance(form, AnyFormat):
-            return form._replace(read=lambda row: _carefully(form, row)) if isinstance(form, Format) else form
-        problem = "is no Format, Batch, Log or Store"
-    fact = f"the format {entry.name!r} of another package ({entry.value}) {problem}"
-    raise UsageError(fact, hint="correct that package, or uninstall it")
+        form = f"{type(error).__name__}: {error}"
 
+    def read(row: Row) -> Conversation | None:
+        try:
+            return form.read(row)  # type: ignore[no-any-return]  # of a Format
+        except RowRefused:
+            raise
+        except Exception as error:
+            hint = f"the format {form.name} of another package failed on it: {type(error).__name__}: {error}"
+            raise RowRefused("unknown-layout", hint) from error
 
-def _carefully(form: Format, row: Row) -> Conversation | None:
-    try:
-        return form.read(row)
-    except RowRefused:
-        raise
-    except Exception as error:
-        hint = f"the format {form.name} of another package failed on it: {type(error).__name__}: {error}"
-        raise RowRefused("unknown-layout", hint) from error
+    if not isinstance(form, AnyFormat):
+        fact = f"the format {entry.name!r} of another package ({entry.value}) is no format: {form}"
+        raise UsageError(fact, hint="correct that package, or uninstall it")
+    return form._replace(read=read) if isinstance(form, Format) else form
 
 
 @cache

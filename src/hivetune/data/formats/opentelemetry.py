@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.pieces.answers import call_of
 from hivetune.data.pieces.format import NOT_HELD, Batch, Conversation, Format
-from hivetune.data.pieces.turns import conversation_of, read_system, read_tools
+from hivetune.data.pieces.turns import conversation_of, read_tools, with_system
 from hivetune.data.pieces.values import Row, listed, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 
@@ -59,8 +59,7 @@ def read(row: Row) -> Conversation | None:
         raise RowRefused(NOT_HELD, fact if other else "the span holds no messages of a model")
     messages, _, changed = call_of(held[_ASKED], held[_ANSWERED])
     system = [{**part, "text": part.get("content")} for part in objects(parsed(held.get(_SYSTEM))) or []]
-    before = read_system(system) if messages[0].role != "system" else []
-    return conversation_of("opentelemetry", [*before, *messages], read_tools(held.get(_TOOLS)), changed)
+    return conversation_of("opentelemetry", with_system(messages, system), read_tools(held.get(_TOOLS)), changed)
 
 
 def _spans(record: Row) -> Iterator[Row]:

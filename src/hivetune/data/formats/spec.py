@@ -14,7 +14,7 @@ from hivetune.data.pieces.answers import Answer, call_of, is_response, read_answ
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Log
 from hivetune.data.pieces.rendered import has_marks, rendered_turns
 from hivetune.data.pieces.sessions import ASSISTANT, SESSION, TableTurn, read_session, table_rows, without_markup
-from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_system, read_tools
+from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_tools, with_system
 from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, has_needs, objects, parsed, text_of
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.errors import UsageError
@@ -216,7 +216,7 @@ def _pair(name: str, spec: Spec, row: Row) -> Conversation:
         text = "\n".join(part for value in values if (part := text_of(value, "the question")).strip())
         if has_marks(text):
             raise RowRefused("rendered-text")
-        before = [*read_system(system), Message("user", text)]
+        before = with_system([Message("user", text)], system)
     after, left_out = _completion(spec, row)
     tools = read_tools(spec.tools.find(row))
     conversation = conversation_of(name, [*before, *after], tools, (*changed, *left_out))

@@ -176,13 +176,11 @@ def read_turn(turn: Any) -> list[Message]:
             messages[-1] = _joined(messages[-1], message, "")
         else:
             messages.append(message)
-    return [message if message.role == "tool" else replace(_unrepeated(message), **about) for message in messages]
-
-
-def _unrepeated(message: Message) -> Message:
-    """Return a message without thoughts that its program repeats in the text."""
-    is_repeated = message.reasoning is not None and message.reasoning.strip() in message.content
-    return replace(message, reasoning=None) if is_repeated else message
+    for i, message in enumerate(messages):
+        if message.role != "tool":
+            is_repeated = (message.reasoning or "").strip() in message.content  # some programs write thoughts twice
+            messages[i] = replace(message, **about, reasoning=None if is_repeated else message.reasoning)
+    return messages
 
 
 def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
@@ -327,21 +325,20 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
 
 
 def with_system(messages: list[Message], system: Any) -> list[Message]:
-    """Return messages after `system` unless they have their own. Raise RowRefused: empty-turn where there are none."""
+    """Return messages after the system prompt in its own field (a string, text parts or Gemini's content), unless they
+    have their own. Raise RowRefused: empty-turn where there are none.
+    """
     if not messages:
         raise RowRefused("empty-turn", "the list of messages is empty")
-    return messages if messages[0].role == "system" else [*read_system(system), *messages]
-
-
-def read_system(value: Any) -> list[Message]:
-    """Return the system prompt in its own field: a string, text parts or Gemini's content."""
-    value = value["parts"] if isinstance(value, dict) and "parts" in value else value
-    if isinstance(value, list | dict) and value:
-        parts = (message for part in _listed_parts(value) for message in _read_part("system", part))
+    if messages[0].role == "system" or not system:
+        return messages
+    system = system["parts"] if isinstance(system, dict) and "parts" in system else system
+    if isinstance(system, list | dict):
+        parts = (message for part in _listed_parts(system) for message in _read_part("system", part))
         text = _BETWEEN.join(message.content for message in parts if message.content)
     else:
-        text = text_of(value or None, "system")
-    return [Message("system", text)] if text else []
+        text = text_of(system, "system")
+    return [Message("system", text), *messages] if text else messages
 
 
 def is_item(turn: Any) -> bool:

@@ -111,8 +111,10 @@ def understand(
                 is_unknown = not maps_content(columns) and unknown > UNKNOWN_SHARE * len(records)
                 if is_unknown and (suggested := _suggested(records[:SUGGESTED_FROM_ROWS])) is not None:
                     unclear[source.name] = suggested
-                    source = replace(source, line=f"if this mapping is right, read the file with {suggested['line']}")
-                source = replace(source, telling=_why_refused(rows, columns, ignore))
+                    source = replace(
+                        source, suggestion=f"if this mapping is right, read the file with {suggested['line']}"
+                    )
+                source = replace(source, refusal=_why_refused(rows, columns, ignore))
             formats[source.name] = _formats(rows, ignore, source.inside)
         sources.append(source)
         progress(number, len(inputs.sources))
