@@ -4,7 +4,7 @@
     python tools/families.py llama mixtral   only these, again
     python tools/families.py --page          write docs/families.md from the table
 
-For each: prepared, planned, path, two steps trained, loss and gradients against PEFT, resumed, merged, exported; or the
+For each: prepared, path, two steps trained, loss and gradients against PEFT, resumed, merged, exported; or the
 reason, in one line, why it is refused. Each family is tried in a process of its own, fifteen seconds at most for most.
 """
 
@@ -13,7 +13,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def try_apart(kind: str) -> dict[str, Any]:
 def try_family(kind: str, folder: Path) -> dict[str, Any]:
     """Return the row of one family: how far it came, and the reason why not further. Writes below `folder`."""
     row: dict[str, Any] = {}
-    for station in (_build, _prepare, _plan, _train, _compare, _export):
+    for station in (_build, _prepare, _train, _compare, _export):
         try:
             station(kind, folder, row)
         except Exception as error:  # noqa: BLE001 (the table is there to hold any)
@@ -125,18 +124,6 @@ def _prepare(kind: str, folder: Path, row: dict[str, Any]) -> None:
 
     prepare_model(str(folder / "model"), folder / "prepared")
     row["prepared"] = True
-
-
-def _plan(kind: str, folder: Path, row: dict[str, Any]) -> None:
-    from hivetune.models.architecture import read_architecture
-    from hivetune.train.plan.choose import step_flops
-    from hivetune.train.plan.memory import predict_peak, setup_of
-
-    architecture = read_architecture(folder / "prepared")
-    setup = replace(setup_of(architecture, 4, "all-linear", "float32"), path="general")
-    peak = predict_peak(setup, 256)
-    row["planned"] = peak.bytes > 0 and step_flops(setup, [(64, 32)]) > 0
-    row["counted_as"] = "formula" if architecture.is_fast else "modules"
 
 
 def _load(folder: Path) -> Any:
@@ -226,11 +213,6 @@ def _compare(kind: str, folder: Path, row: dict[str, Any]) -> None:
     size = torch.stack([gradient.square().sum() for gradient in expected.values()]).sum()
     row["loss_error"] = float(f"{abs(total - row.pop('tuned_loss')) / abs(total):.1e}")
     row["gradient_error"] = float(f"{float((difference / size).sqrt()):.1e}")
-    row["idle"] = sorted({_ending(name) for name, gradient in expected.items() if not gradient.any()})
-
-
-def _ending(name: str) -> str:
-    return name.removesuffix(".weight").rpartition(".lora_")[0].rpartition(".")[2]
 
 
 def _export(kind: str, folder: Path, row: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -44,100 +45,16 @@ class Proof:
         return [*(f"src/hivetune/{room}" for room in self.rooms), *self.tests]
 
 
-TRAINING = ("train", "process", "run", "base", "models")
-PROOFS = {
-    "kills": Proof(
-        "100 kills of the worker and 20 of the supervisor: the same adapter, optimizer and plan, byte for byte",
-        ("tests/train/supervise/test_kills.py",),
-        TRAINING,
-    ),
-    "workers": Proof(
-        "one adapter hash for any number of ranks, on one machine and on a real local Ray cluster, with ranks, machine "
-        "and head killed",
-        ("tests/train/supervise/test_workers.py", "tests/cluster"),
-        TRAINING,
-    ),
-    "isolation": Proof(
-        "10,000 rows with 200 that give NaN and 3 that kill the worker: exactly those 203 are quarantined",
-        ("tests/train/supervise/test_isolate_real.py",),
-        TRAINING,
-    ),
-    "users_goal": Proof(
-        "10,000 rows, SmolLM2-135M, one epoch, with a kill, a NaN row and an error of hipBLASLt: ends by itself in "
-        "less than 2 h with a loss below 3, exactly that row is quarantined, and the adapter answers in PEFT",
-        ("tests/train/supervise/test_users_goal.py",),
-        TRAINING,
-    ),
-    "engine": Proof(
-        "dropout has the mean gradient of separate masks; streamed layers give the bits of layers that stay; no "
-        "product reads memory that was not written; the peak of a step is as the plan says",
-        ("tests/train/worker/model", "--ignore=tests/train/worker/model/test_families.py", "tests/train/plan"),
-        ("train/worker", "train/plan"),
-    ),
-    "families": Proof(
-        "every causal family that transformers knows, on a tiny random model: at least 90 % train with PEFT's loss and "
-        "gradients, resume and merge, all others are refused; 40 are exported and answer over HTTP",
-        ("tests/train/worker/model/test_families.py", "tests/release", "tests/llama/test_thinking.py"),
-        ("train/worker", "models", "release", "llama"),
-    ),
-    "collect": Proof(
-        "kill -9 at random points of intake, also while a log is rotated: every acknowledged row exactly once",
-        ("tests/data/intake",),
-        ("data/intake", "base"),
-    ),
-    "redaction": Proof(
-        "labelled strings: at least 87 % of secrets and 90 % of personal data found, at most 0.5 % false alarms",
-        ("tests/data/checks/test_redaction_corpus.py",),
-        ("data/checks",),
-        marked=False,
-    ),
-    "rows": Proof(
-        "10,000 rows with 200 planted faults: exactly those are rejected, each with its reason and line; any bytes "
-        "never crash the check; 1,500 rows from documentation name no option that their page does not have",
-        ("tests/data/prepare", "tests/synth"),
-        ("data", "synth"),
-    ),
-    "judge": Proof(
-        "each printed 95 % interval holds the truth in 93 to 97 % of 10,000 evaluations; an equal model deploys in at "
-        "most 5 %; an improvement of the demo's size is found in at least 90 %",
-        ("tests/judge", "--ignore=tests/judge/test_null_draws.py"),
-        ("judge",),
-    ),
-    "null-draws": Proof(
-        "a model without an effect deploys by its loss in at most 4.5 % of 5,000 draws in each of 16 worlds and six "
-        "sizes, and in 3.5 % on average; 0.05 nats are found on 100 rows in at least 80 %",
-        ("tests/judge/test_null_draws.py",),
-        ("judge/statistics.py",),
-    ),
-    "gateway": Proof(
-        "10,000 requests of 16 clients through 20 swaps and 3 killed backends: none lost, none with another release's "
-        "label, every stream that broke off counted, every captured answer stored once",
-        ("tests/serve",),
-        ("serve", "llama", "release", "process", "base"),
-    ),
-    "cycle-kills": Proof(
-        "16 cycles with 180 kills of the loop and of what it started: cycles, adapters, accounting and aliases are "
-        "those of the same cycles without kills",
-        ("tests/cycle/test_kills_of_cycles.py",),
-        (*TRAINING, "cycle", "judge", "release", "data"),
-    ),
-    "cycle-poisons": Proof(
-        "30 unattended cycles, five of them poisoned: no champion is worse than the one before it on rows that no "
-        "cycle saw; equal candidates seldom replace a champion, and a worse one is rolled back",
-        ("tests/cycle", "--ignore=tests/cycle/test_kills_of_cycles.py"),
-        ("cycle", "judge", "release", "data", "serve"),
-    ),
-    "exporters": Proof(
-        "TensorBoard, MLflow, trackio and W&B, each killed 10 times: the tool has the journal's points, each once",
-        ("tests/run",),
-        ("run", "base"),
-    ),
-    "tutorials": Proof(
-        "the commands of the tutorials, run in their order as they stand there",
-        ("tests/docs/test_tutorials.py", "docs/tutorial-chats.md", "docs/tutorial-agent.md", "docs/tutorial-csv.md"),
-        (".",),
-    ),
-}
+def read_proofs() -> dict[str, Proof]:
+    """Return the proofs of proofs.toml by their names."""
+    entries = tomllib.loads(Path(__file__).with_name("proofs.toml").read_text(encoding="utf-8"))
+    return {
+        name: Proof(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+        for name, entry in entries.items()
+    }
+
+
+PROOFS = read_proofs()
 
 
 def main(names: list[str]) -> None:
