@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from hivetune.base.typed import from_plain
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path("docs", "proof")
 WORK = Path(".cache", "proof")
@@ -48,10 +50,7 @@ class Proof:
 def read_proofs() -> dict[str, Proof]:
     """Return the proofs of proofs.toml by their names."""
     entries = tomllib.loads(Path(__file__).with_name("proofs.toml").read_text(encoding="utf-8"))
-    return {
-        name: Proof(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
-        for name, entry in entries.items()
-    }
+    return {name: from_plain(Proof, entry) for name, entry in entries.items()}
 
 
 PROOFS = read_proofs()
