@@ -1,17 +1,16 @@
 """The dashboard in a real browser: Debian's Chromium, driven by Playwright, against the real server."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from dashboard.shown import SNAPSHOT, Shown, add_step, dashboard, everything, supervisor
-from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
-from programs import require_program
+from browsers import SOON_MS, Tabs, chromium  # noqa: F401 (a fixture)
+from dashboard.shown import SNAPSHOT, add_step, dashboard, everything, supervisor
+from playwright.sync_api import Browser, Page, expect
 
 from hivetune.base.database import open_database
 from hivetune.base.journal import Journal, read_journal
@@ -21,76 +20,7 @@ from hivetune.serve.capture import CapturedAnswer, store_answer
 
 pytestmark = pytest.mark.slow
 
-FLAGS = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-SOON_MS = 60_000  # of a machine that does other work too; a quiet one needs a thirtieth of it
-expect.set_options(timeout=SOON_MS)
 DEATH_MS = 10_000  # the promise: a dead supervisor is told within 10 s
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = require_program("chromium", "chromium")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *FLAGS])
-        yield opened
-        opened.close()
-
-
-@dataclass
-class Site:
-    """One home and one server for all tests that do not kill it. `going`: a run that is not done."""
-
-    shown: Shown
-    home: Path
-    going: Path
-
-
-@contextmanager
-def home_at(folder: Path) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HIVETUNE_HOME", str(folder))
-        yield
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("site")
-    with home_at(folder):
-        going = everything()
-        with dashboard(folder / "log") as shown:
-            yield Site(shown, folder, going)
-
-
-class Tabs:
-    """A signed-in browser context with everything that went wrong in its pages: foreign requests, errors, refused
-    content."""
-
-    def __init__(self, browser: Browser, shown: Shown, **settings: Any):
-        self.shown = shown
-        self.wrong: list[str] = []
-        self.context = browser.new_context(**settings)
-        self.context.set_default_timeout(SOON_MS)
-        self.context.on("request", self._saw)
-        self.context.on("weberror", lambda error: self.wrong.append(str(error.error)))
-        self.context.on("console", lambda said: self._heard(said.text))
-        self.page = self.open(f"login?token={shown.token}")
-
-    def open(self, path: str) -> Page:
-        page = self.context.new_page()
-        page.goto(self.shown.url + path)
-        return page
-
-    def _saw(self, request: Request) -> None:
-        if not request.url.startswith((f"http://127.0.0.1:{self.shown.port}/", "data:")):
-            self.wrong.append(request.url)
-
-    def _heard(self, text: str) -> None:
-        if "policy" in text.lower() or "uncaught" in text.lower():
-            self.wrong.append(text)
-
-    def close(self) -> None:
-        self.context.close()
-        assert self.wrong == []
 
 
 def points(page: Page) -> int:
@@ -125,24 +55,31 @@ PAGES = "/ /runs /runs/RUN /runs/FINISHED/evaluation /releases /releases/helpdes
 PAGES += f" /releases/helpdesk/2/promote /data /data/{SNAPSHOT}/report /data/forget?kind=user&value=x /review /nothing"
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1100), ("dark", 390)])
-def test_every_page_can_be_used_by_everybody(browser: Browser, site: Site, scheme: Any, width: int) -> None:
+def test_every_page_can_be_used_by_everybody(browser: Browser, own_home: Path, tmp_path: Path) -> None:
     """axe-core finds nothing serious, nothing comes from elsewhere, nothing hostile runs, nothing scrolls sideways."""
-    tabs = Tabs(browser, site.shown, color_scheme=scheme, viewport={"width": width, "height": 800})
-    page, finished = tabs.page, run_id(site.home / "runs" / "finished")
-    for path in PAGES.replace("RUN", run_id(site.going)).replace("FINISHED", finished).split():
-        page.goto(site.shown.url + path[1:])
-        found = Axe().run(page).response["violations"]
-        serious = [
-            (each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], path
-        assert page.title() != "1" and page.locator("img").count() == 0, path
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
-        assert dark is (scheme == "dark"), path
-        assert page.locator("h1").count() == 1
-    tabs.close()
+    going, finished = run_id(everything()), run_id(own_home / "runs" / "finished")
+    paths = PAGES.replace("RUN", going).replace("FINISHED", finished).split()
+    with dashboard(tmp_path / "log") as shown:
+        for scheme, width in (("light", 1100), ("dark", 390)):
+            look: Any = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+            tabs = Tabs(browser, shown.url, f"login?token={shown.token}", **look)
+            for path in paths:
+                tabs.page.goto(shown.url + path[1:])
+                assert problems_of(tabs.page, scheme, width) == [], path
+            tabs.close()
+
+
+def problems_of(page: Page, scheme: str, width: int) -> list[Any]:
+    found = Axe().run(page).response["violations"]
+    serious = [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")]
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 247, 249)"
+    rules = {
+        "a text of somebody ran": page.title() == "1" or page.locator("img").count(),
+        "it scrolls sideways": page.evaluate("document.documentElement.scrollWidth") > width,
+        "another scheme": dark is not (scheme == "dark"),
+        "not one heading": page.locator("h1").count() != 1,
+    }
+    return [*serious, *(rule for rule, is_broken in rules.items() if is_broken)]
 
 
 def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
@@ -152,7 +89,7 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
     going = everything()
     with supervisor(going) as training:
         with dashboard(tmp_path / "log") as shown:
-            tabs = Tabs(browser, shown)
+            tabs = Tabs(browser, shown.url, f"login?token={shown.token}")
             page = tabs.open(f"runs/{run_id(going)}")
             expect(page.locator(".state").first).to_have_text("running")
             assert points(page) == 30
@@ -199,7 +136,7 @@ def test_a_hundred_answers_are_reviewed_by_keyboard_alone(browser: Browser, own_
         return dict(counts)
 
     with dashboard(tmp_path / "log") as shown:
-        tabs = Tabs(browser, shown)
+        tabs = Tabs(browser, shown.url, f"login?token={shown.token}")
         page = tabs.page
         page.goto(f"{shown.url}review?rating=unrated")
         for done in range(100):
@@ -227,7 +164,7 @@ def test_a_hundred_answers_are_reviewed_by_keyboard_alone(browser: Browser, own_
         page.keyboard.press("f")
         page.wait_for_url("**/data/forget?kind=row**")
         tabs.close()
-        plain = Tabs(browser, shown, java_script_enabled=False)
+        plain = Tabs(browser, shown.url, f"login?token={shown.token}", java_script_enabled=False)
         plain.page.goto(f"{shown.url}review?rating=aside")
         plain.page.locator("button[value=aside]").click()
         assert "rating=aside" in plain.page.url and plain.page.locator("article.review").count() == 0

@@ -2,13 +2,12 @@
 
 import json
 import secrets
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, Route, expect, sync_playwright
-from programs import require_program
+from browsers import Tabs, chromium  # noqa: F401 (a fixture)
+from playwright.sync_api import Browser, Request, Route, expect
 from serve.hive import Running, stored, wait_until
 
 from hivetune.base.database import open_database
@@ -16,18 +15,8 @@ from hivetune.serve.guard import clients, make_client, revoke_client
 
 pytestmark = pytest.mark.slow
 
-FLAGS = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>&lt;b&gt; **x** \u202egnp'
 ANSWERS = "**/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = require_program("chromium", "chromium")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *FLAGS])
-        yield opened
-        opened.close()
 
 
 def new_token() -> str:
@@ -36,23 +25,13 @@ def new_token() -> str:
         return make_client(database, f"browser-{secrets.token_hex(4)}")
 
 
-class Watched:
-    """A page of a person with a token, and everything that went wrong in it: requests to other sites, script errors,
-    content refused by the policy."""
+class Person(Tabs):
+    """A person with a token at the chat page."""
 
-    def __init__(self, browser: Browser, url: str, **settings: Any):
-        self.wrong: list[str] = []
+    def __init__(self, browser: Browser, url: str):
+        super().__init__(browser, url)
         self.token = new_token()
-        self.page: Page = browser.new_context(**settings).new_page()
-        self.page.set_default_timeout(30_000)
-        self.page.on("request", lambda sent: None if sent.url.startswith((url, "data:")) else self._saw(sent.url))
-        self.page.on("pageerror", lambda error: self._saw(str(error)))
-        self.page.on("console", lambda said: self._saw(said.text) if "policy" in said.text.lower() else None)
-        self.page.goto(url)
         self.page.wait_for_selector("#login:visible")
-
-    def _saw(self, what: str) -> None:
-        self.wrong.append(what)
 
     def sign_in(self, token: str = "") -> None:
         self.page.fill("#token", token or self.token)
@@ -78,21 +57,21 @@ def piece(text: str) -> str:
 
 
 def test_a_person_signs_in_asks_stops_rates_and_begins_anew(browser: Browser, stubbed: Running) -> None:
-    watched = Watched(browser, stubbed.url)
-    page = watched.page
+    person = Person(browser, stubbed.url)
+    page = person.page
     assert not page.is_visible("#ask")
-    watched.sign_in("hive-wrong")
+    person.sign_in("hive-wrong")
     page.wait_for_selector("#status.error")
     assert "not known" in page.inner_text("#status") and page.is_visible("#login")
-    watched.sign_in()
+    person.sign_in()
     options = page.eval_on_selector_all("#model option", "all => all.map((one) => one.value)")
     assert options == ["helpdesk", "helpdesk@1", "base"]
     assert "hivetune" not in page.evaluate("document.cookie")  # no script can read the token
-    watched.ask(HOSTILE)
+    person.ask(HOSTILE)
     page.wait_for_selector(".turn.user")
     assert page.text_content(".turn.user pre") == HOSTILE
     page.wait_for_selector(".meta")
-    watched.ask("idle")
+    person.ask("idle")
     expect(page.locator(".turn.assistant pre").nth(1)).to_have_text("ok")  # before the stream has ended
     page.click("#stop")
     page.wait_for_selector("#send:visible")
@@ -107,51 +86,53 @@ def test_a_person_signs_in_asks_stops_rates_and_begins_anew(browser: Browser, st
         route.continue_()
 
     page.route(ANSWERS, seen)
-    watched.ask("hello")
+    person.ask("hello")
     page.wait_for_selector(".meta button")
     assert sent[0]["messages"] == [{"role": "user", "content": "hello"}]  # nothing of the stopped chat
     assert page.inner_text(".meta span") == "helpdesk@1"
     bad = stored("feedback").count((-1.0,))
     page.click("text=Bad")
     page.wait_for_selector('button[aria-pressed="true"]')
-    watched.ask("and then?")
+    person.ask("and then?")
     expect(page.locator(".meta")).to_have_count(2)
     assert [message["role"] for message in sent[1]["messages"]] == ["user", "assistant", "user"]
     wait_until(lambda: stored("feedback").count((-1.0,)) == bad + 1)
     page.reload()
     page.wait_for_selector("#ask:visible")  # still signed in
-    assert watched.wrong == [] and page.title() == "Hivetune chat"
+    assert page.title() == "Hivetune chat"
+    person.close()
 
 
 def test_what_a_model_says_is_text_and_a_failure_gives_the_question_back(browser: Browser, stubbed: Running) -> None:
-    watched = Watched(browser, stubbed.url)
-    page = watched.page
-    watched.sign_in()
-    watched.is_answered(piece(HOSTILE), "[DONE]", release="<b>helpdesk</b>")
-    watched.ask("go")
+    person = Person(browser, stubbed.url)
+    page = person.page
+    person.sign_in()
+    person.is_answered(piece(HOSTILE), "[DONE]", release="<b>helpdesk</b>")
+    person.ask("go")
     page.wait_for_selector(".meta")
     assert page.text_content(".turn.assistant pre") == HOSTILE
     assert page.text_content(".meta span") == "<b>helpdesk</b>"
     assert page.locator("img, .turn b, .turn script").count() == 0
-    watched.is_answered(json.dumps({"error": {"message": "<i>the model server is lost</i>"}}))
-    watched.ask("again")
+    person.is_answered(json.dumps({"error": {"message": "<i>the model server is lost</i>"}}))
+    person.ask("again")
     page.wait_for_selector("#status.error")
     assert page.text_content("#status") == "<i>the model server is lost</i>"
     assert page.input_value("#text") == "again" and page.locator(".turn").count() == 2
-    assert watched.wrong == [] and page.title() == "Hivetune chat"
+    assert page.title() == "Hivetune chat"
+    person.close()
 
 
 def test_a_person_whose_token_was_revoked_signs_in_again(browser: Browser, stubbed: Running) -> None:
     """The page told how to make a token, and had no place to give it."""
-    watched = Watched(browser, stubbed.url)
-    watched.sign_in()
+    person = Person(browser, stubbed.url)
+    person.sign_in()
     with closing(open_database()) as database:
         for client in clients(database):
             if client.name.startswith("browser-") and client.revoked is None:
                 revoke_client(database, client.name)
-    watched.ask("hello")
-    expect(watched.page.locator("#login")).to_be_visible()
-    watched.token = new_token()
-    watched.sign_in()
-    expect(watched.page.locator("#text")).to_have_value("hello")
-    assert watched.wrong == []
+    person.ask("hello")
+    expect(person.page.locator("#login")).to_be_visible()
+    person.token = new_token()
+    person.sign_in()
+    expect(person.page.locator("#text")).to_have_value("hello")
+    person.close()
