@@ -145,6 +145,22 @@ def test_a_long_prompt_waits_behind_short_ones_and_leaves_one_slot() -> None:
     assert turns.start(14.0) == [third] and third.slot != 0
 
 
+def test_a_long_prompt_starts_although_no_two_slots_are_free_at_once() -> None:
+    """It waited for two, so as long as short ones came without a pause."""
+    turns, running = Turns(4, longest_wait_s=2), list[Ticket]()
+    long = Ticket("a", 0, 0.0, "x", long=True)
+    for second in range(20):
+        for number in range(4):
+            turns.arrive(Ticket("a", (second, number), float(second), f"client-{number}"))
+        if second == 1:
+            turns.arrive(long)
+        for ticket in running[:1]:
+            running.remove(ticket)
+            turns.leave(ticket)
+        running += turns.start(float(second))
+    assert long.slot is not None and long.slot > 0
+
+
 def test_a_short_request_of_another_adapter_overtakes_a_long_prompt() -> None:
     """llama.cpp computes the lower slot first, and the long prompt goes on afterwards."""
     turns = Turns(4, longest_wait_s=2)

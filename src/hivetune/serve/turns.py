@@ -134,21 +134,22 @@ class Turns:
         # Beside a long prompt of another adapter no long one can begin, and no short one while that is protected.
         if not holding <= {ticket.key} or (others and (ticket.long or now_s < self._protected_s)):
             return False
-        num_free = len(self._free(ticket))
-        if not ticket.long or not num_free:
-            return num_free > 0
+        if not ticket.long or not self._free(ticket):
+            return bool(self._free(ticket))
         # A quarter of the slots while another client asks: with more, the 99th percentile of fifteen others went from
-        # 1.35 to 4.3 s (tests/serve/test_turns.py). And one slot stays free for a short request.
+        # 1.35 to 4.3 s (tests/serve/test_turns.py).
         asked = (at_s for client, at_s in self._asked_s.items() if client != ticket.client)
         share = max(1, self.num_slots // 4) if now_s - max(asked, default=-math.inf) < OTHERS_S else self.num_slots
         own = sum(other.long and other.client == ticket.client for other in running)
-        return (num_free > 1 or self.num_slots == 1) and own < share
+        return own < share
 
     def _free(self, ticket: Ticket) -> list[_Slot]:
-        """Return the free slots that llama.cpp, which takes the lowest busy one first, computes before the prompts that
-        the ticket would overtake."""
+        """Return the free slots that a ticket can have."""
+        # llama.cpp takes the lowest busy slot first: one that overtakes needs a lower one than whom it overtakes, and
+        # the lowest of all is never a long prompt's.
         overtaken = [slot.number for slot in self._slots if slot.ticket and slot.ticket.key != ticket.key]
-        return [slot for slot in self._slots if not slot.ticket and slot.number < min(overtaken, default=math.inf)]
+        first, end = int(ticket.long and self.num_slots > 1), min(overtaken, default=self.num_slots)
+        return [slot for slot in self._slots[first:end] if slot.ticket is None]
 
     def _take(self, ticket: Ticket, now_s: float) -> None:
         """Give a ticket the slot that holds most of its tokens: its session's, else one of its client and adapter, else
@@ -156,11 +157,10 @@ class Turns:
 
         own = (ticket.key, ticket.client, ticket.session)
 
-        def rank(slot: _Slot) -> tuple[bool, bool, bool, int, int]:
+        def rank(slot: _Slot) -> tuple[bool, bool, int, int]:
             is_other = slot.last is not None and slot.last[:2] != own[:2]
-            # High slots for long prompts, and never the lowest while another is free: short ones must find it.
-            is_needed, place = (slot.number == 0, -slot.number) if ticket.long else (False, slot.number)
-            return is_needed, slot.last != own, is_other, slot.used, place
+            # High slots for long prompts: short ones must find a lower one.
+            return slot.last != own, is_other, slot.used, -slot.number if ticket.long else slot.number
 
         slot = min(self._free(ticket), key=rank)
         self._uses += 1
