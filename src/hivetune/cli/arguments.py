@@ -28,10 +28,7 @@ ConfigArgument = Annotated[
     str, Argument(metavar="CONFIG", help="YAML config, or a file of rows together with --model.")
 ]
 ModelOption = Annotated[str | None, Option("--model", "-m", metavar="M", help=_MODEL_HELP)]
-SetOption = Annotated[
-    list[str] | None,
-    Option("--set", metavar="A.B=C", help="Override a setting of the config."),
-]
+SetOption = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Override a setting of the config.")]
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="FIELD=COLUMN,...", help=_COLUMNS_HELP)]
 IgnoreOption = Annotated[
     str | None, Option("--ignore", metavar="A,B,...", help="Columns that are not read on purpose.")

@@ -88,10 +88,7 @@ def _after_register(release: Release, run: str, judgement: dict[str, Any] | None
 
 
 def releases(
-    release: Annotated[
-        str | None,
-        Argument(metavar="NAME@VERSION", help="Explain it; default: list all."),
-    ] = None,
+    release: Annotated[str | None, Argument(metavar="NAME@VERSION", help="Explain it; default: all.")] = None,
     retire: Annotated[str | None, Option(metavar="NAME@VERSION", help="Take this champion out of service.")] = None,
     reason: ReasonOption = "",
 ) -> None:

@@ -109,9 +109,7 @@ def check(
     sources: Annotated[
         list[str] | None, Argument(metavar="SRC", help="Files, folders, globs, '-' for standard input, or 'store'.")
     ] = None,
-    model: Annotated[
-        str | None, Option("--model", "-m", help="Also check with this model's chat template and tokens.")
-    ] = None,
+    model: Annotated[str | None, Option("--model", "-m", help="Also check with its chat template and tokens.")] = None,
     config: Annotated[Path | None, Option("--config", "-c", help="Read settings of model and data from here.")] = None,
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,

@@ -50,10 +50,7 @@ MEMORY_HELP = "Memory in GB of a --card that comes in several sizes."
 
 def plan(
     config: ConfigArgument,
-    model: Annotated[
-        list[str] | None,
-        Option("--model", "-m", metavar="M", help=MODELS_HELP),
-    ] = None,
+    model: Annotated[list[str] | None, Option("--model", "-m", metavar="M", help=MODELS_HELP)] = None,
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,
     overrides: SetOption = None,
@@ -252,10 +249,7 @@ def bench(
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,
     overrides: SetOption = None,
-    over: Annotated[
-        list[str] | None,
-        Option(metavar="KEY=A,B", help="Run once per value of this setting."),
-    ] = None,
+    over: Annotated[list[str] | None, Option(metavar="KEY=A,B", help="Run once per value of this setting.")] = None,
     repeat: Annotated[int, Option(min=1, help="Runs of each combination, each with a seed of its own.")] = 1,
 ) -> None:
     """Measure time, memory, throughput and losses of a config: repeated, and over every combination of settings.
