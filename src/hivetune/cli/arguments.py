@@ -14,7 +14,7 @@ from hivetune.data.columns import FIELDS
 from hivetune.data.files.find import check_storable, names_rows
 from hivetune.data.mapping import parse_columns
 from hivetune.errors import UsageError
-from hivetune.models.prepared import TemplateArguments, fetch_model
+from hivetune.models.prepared import TemplateArguments, fetch_model, find_prepared
 
 _COLUMNS_HELP = (
     "Map your columns: prompt=question,completion=reply. Join several with +: prompt=title+body. "
@@ -77,5 +77,7 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] = ())
 
 def model_folder(model: str, template: TemplateArguments | None = None) -> Path:
     """Return the folder of a prepared model, with a progress bar if it has to be prepared first."""
-    with progress(f"preparing {model}, once per machine") as report:
+    if find_prepared(model, template) is None:
+        say(f"preparing {model} and this machine's kernels, once per machine")  # a minute, of which nothing is counted
+    with progress(f"preparing {model}") as report:
         return fetch_model(model, report, template)
