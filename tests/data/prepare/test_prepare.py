@@ -101,6 +101,7 @@ def test_bad_data_is_refused_with_its_reason(write_rows: Callable[..., Path], ch
     with pytest.raises(DataRefused, match="5 of 10 rows are rejected") as refused:
         prepare(config(bad), chatml)
     assert refused.value.hint.startswith(f"{bad}:6")
+    assert refused.value.hint.endswith("to go on without them: --set data.max_rejected=0.5")
     assert prepare(config(bad, max_rejected=0.5), chatml).num_rows == 5
     with pytest.raises(DataRefused, match="no rows"):
         prepare(config(write_rows([], "empty.jsonl")), chatml)

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -70,7 +71,9 @@ class Report:
             raise DataRefused(f"none of {self.rows_in:,} rows is usable, {why}", hint=hint)
         if (count := sum(rejected.values())) > max_rejected * self.rows_in:
             allowed = f"data.max_rejected allows {max_rejected:.0%}"
-            raise DataRefused(f"{count:,} of {self.rows_in:,} rows are rejected ({why}); {allowed}", hint=hint)
+            without = f"to go on without them: --set data.max_rejected={math.ceil(100 * count / self.rows_in) / 100:g}"
+            message = f"{count:,} of {self.rows_in:,} rows are rejected ({why}); {allowed}"
+            raise DataRefused(message, hint=f"{hint}; {without}")
         for unmatched in self.document["unmatched"]:
             raise DataRefused(unmatched["problem"], hint=unmatched["hint"])
 
