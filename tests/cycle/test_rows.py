@@ -30,7 +30,7 @@ def row(number: int, **about: Any) -> PoolRow:
         "id": f"{number:04}",
         "source": f"gateway:helpdesk@1:{number}",
         "split": "train",
-        "tied": number,
+        "group_id": number,
         "agent": None,
         "category": None,
         "user": None,

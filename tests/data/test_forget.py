@@ -183,7 +183,7 @@ def snapshot(folder: Path, name: str, *, users: list[str | None] = (), ids: list
         rows.executescript(ROWS_SCHEMA)
         for number, (user, identity) in enumerate(zip(users, ids, strict=True)):
             rows.execute(
-                "INSERT INTO rows (row, id, interaction_id, source, split, tied, user, length, trained, messages)"
+                "INSERT INTO rows (row, id, interaction_id, source, split, group_id, user, length, trained, messages)"
                 " VALUES (?, ?, ?, ?, 'train', ?, ?, 1, 1, '[]')",
                 (number, f"content{number}", identity, f"file.jsonl:{number}", number, user),
             )

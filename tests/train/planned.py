@@ -35,7 +35,7 @@ def write_snapshot(folder: Path, rows: Rows, splits: Sequence[str] = ("train",))
         tokens.extend(ids)
         trained += bytes(mask)
         database.execute(
-            "INSERT INTO rows (row, id, source, split, tied, length, trained, messages)"
+            "INSERT INTO rows (row, id, source, split, group_id, length, trained, messages)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, '[]')",
             (row, str(row), f"rows.jsonl:{row + 1}", splits[row % len(splits)], row, len(ids), sum(mask)),
         )

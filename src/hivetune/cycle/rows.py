@@ -77,7 +77,7 @@ def read_rows_now(
         return RowsNow(problem=error.message)
     known = known_rows(database, name, champion)
     # A release's own answer is no evidence, so it is no reason to begin either.
-    new = {row.tied for row in rows if row.id not in known and row.answered_by is None}
+    new = {row.group_id for row in rows if row.id not in known and row.answered_by is None}
     return RowsNow(pool, len(new) + forgotten, problem, key)
 
 
@@ -217,7 +217,7 @@ def domains_of(config: RunConfig, rows: Iterable[PoolRow]) -> list[Domain]:
         value = domain_value(row, by)
         trained[value] += row.split == "train"
         if row.split == "test" and row.answered_by is None:
-            held_out[value].add(row.tied)
+            held_out[value].add(row.group_id)
     enough = [value for value, count in trained.items() if count >= MIN_ROWS and len(held_out[value]) >= MIN_HELD_OUT]
     found = [Domain(of, by, value) for value in enough if value]
     names = Counter(domain.name for domain in found)

@@ -36,10 +36,10 @@ CREATE TABLE rows (
   split TEXT NOT NULL, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL,
   length INTEGER NOT NULL, trained INTEGER NOT NULL,
   messages TEXT NOT NULL, tools TEXT, checker TEXT,
-  tied INTEGER NOT NULL DEFAULT 0,  -- equal for the rows of one group, which has one side
+  group_id INTEGER NOT NULL DEFAULT 0,  -- equal for the rows of one group, which has one side
   answered_by TEXT,               -- the release whose own, unedited answer it holds
   view INTEGER NOT NULL DEFAULT 0,  -- 0, 1, ... of one row of the input; most have one (data/render/renderer.py)
-  vouched INTEGER NOT NULL DEFAULT 0,  -- 1: somebody or something called the answer good
+  approved INTEGER NOT NULL DEFAULT 0,  -- 1: somebody or something called the answer good
   lesson TEXT,                    -- of a bad answer, whose split is 'bad': failure, pair or correction
   better INTEGER                  -- the row of the good answer that it is compared with, if there is one
 );
@@ -91,14 +91,14 @@ class BadAnswer:
 class PoolRow:
     """One row of the input, for choosing among rows.
 
-    `tied` is equal for the rows of one group. `length` and `trained` count the tokens of all its views, which are the
-    snapshot's rows `numbers`.
+    `group_id` is equal for the rows of one group. `length` and `trained` count the tokens of all its views, which are
+    the snapshot's rows `numbers`.
     """
 
     id: str
     source: str
     split: Split
-    tied: int
+    group_id: int
     agent: str | None
     category: str | None
     user: str | None
@@ -156,9 +156,9 @@ class Snapshot:
 
     def good_rows(self, split: Split, least: int) -> list[int]:
         """Return the rows of a split with answers called good, ascending; the whole split if fewer than `least`."""
-        query = "SELECT row FROM rows WHERE split = ? AND vouched ORDER BY row"
-        vouched = [row for (row,) in self._select(query, split)]
-        return vouched if len(vouched) >= least else self.rows(split)
+        query = "SELECT row FROM rows WHERE split = ? AND approved ORDER BY row"
+        approved = [row for (row,) in self._select(query, split)]
+        return approved if len(approved) >= least else self.rows(split)
 
     def bad_rows(self) -> list[BadAnswer]:
         """Return the bad answers of the train split, ascending; none if the config does not learn from them."""
@@ -168,7 +168,7 @@ class Snapshot:
     def pool(self) -> Iterator[PoolRow]:
         """Yield every row of the input once, of all splits."""
         query = (
-            "SELECT id, source, split, tied, agent, category, user, time, answered_by, sum(length), sum(trained),"
+            "SELECT id, source, split, group_id, agent, category, user, time, answered_by, sum(length), sum(trained),"
             " group_concat(row) FROM rows WHERE split != ? GROUP BY row - view ORDER BY row - view"
         )
         for *values, numbers in self._select(query, BAD):

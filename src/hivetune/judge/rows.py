@@ -14,7 +14,7 @@ from hivetune.base.paths import quoted
 from hivetune.checkers.find import row_checker
 from hivetune.config import EvalConfig
 from hivetune.data.checks.lessons import lesson_of
-from hivetune.data.prepare.near import near_copies, sketch
+from hivetune.data.prepare.near import near_pairs, sketch
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.read import content_id
 from hivetune.data.reasons import RowRefused
@@ -132,11 +132,11 @@ def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
         return place
 
     lessons = [lesson_of(row.messages) for row in rows]
-    sketches = memoryview(b"".join(map(sketch, lessons)))
-    near = near_copies(sketches, SAME_ROW, lessons.__getitem__, range(len(rows))).copies if rows else ()
+    sketches = memoryview(b"".join(sketch(lesson, SAME_ROW) for lesson in lessons))
+    pairs = near_pairs(sketches, SAME_ROW, range(len(rows)), lessons.__getitem__) if rows else ()
     sessions: dict[str, int] = {}
     same = [(place, sessions.setdefault(row.session or row.id, place)) for place, row in enumerate(rows)]
-    for one, other in (*same, *((copy, original) for copy, original, _ in near)):
+    for one, other in (*same, *((pair.row, pair.other) for pair in pairs if pair.share is not None)):
         leads = lead(one), lead(other)
         first[max(leads)] = min(leads)
     leaders = [rows[lead(place)] for place in range(len(rows))]

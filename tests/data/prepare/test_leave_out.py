@@ -64,7 +64,7 @@ def test_the_pool_knows_groups_and_whose_answers_they_are(write_rows: Callable[.
         row |= {"session_id": f"s{number // 3}", "user_id": "ada"}
     given[0] |= {"answered_by": "helpdesk@3", "feedback": 1}
     pool = list(prepare(config(write_rows(given)), chatml).pool())
-    assert len({row.tied for row in pool}) == 20
+    assert len({row.group_id for row in pool}) == 20
     assert [row.answered_by for row in pool].count("helpdesk@3") == 1
     assert {row.user for row in pool} == {"ada"}
     assert all(row.length > row.trained > 0 and len(row.numbers) == 1 for row in pool)

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from data.prepare import faults
 
 from hivetune.config import DataConfig
 from hivetune.data.checks.lessons import asked_alike, lesson_of, taught_alike
-from hivetune.data.prepare.near import Near, near_copies, sketch
+from hivetune.data.prepare.near import Pair, dropped, near_pairs, sketch
 from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.split import Groups
 from hivetune.data.read import content_id
 from hivetune.records import Message
 
@@ -22,10 +24,17 @@ def said(asked: str, answer: str) -> tuple[Message, ...]:
     return (Message("system", "the same for all rows"), Message("user", asked), Message("assistant", answer))
 
 
-def search(*conversations: Sequence[Message], threshold: float = 0.85) -> Near:
-    """What is found among rows that have no times; of copies the one with the lower number stays."""
-    sketches = memoryview(b"".join(sketch(lesson_of(one)) for one in conversations))
-    return near_copies(sketches, threshold, lambda row: lesson_of(conversations[row]), range(len(conversations)))
+def pairs_of(conversations: Sequence[Sequence[Message]], threshold: float = 0.85) -> list[Pair]:
+    """The pairs found among rows, the best first."""
+    lessons = [lesson_of(one) for one in conversations]
+    sketches = memoryview(b"".join(sketch(lesson, threshold) for lesson in lessons))
+    return list(near_pairs(sketches, threshold, range(len(lessons)), lessons.__getitem__))
+
+
+def copies(*conversations: Sequence[Message]) -> list[tuple[int, int]]:
+    """The rows that are dropped as copies, each with the row that stays."""
+    found = sorted(pair for pair in pairs_of(conversations) if pair.share is not None)
+    return [(pair.row, pair.other) for pair in dropped(found)]
 
 
 PLAIN_WORDS = [word for word in faults.WORDS if word.isalpha()]  # a number that differs is a lesson of its own
@@ -50,10 +59,28 @@ def test_near_copies_are_those_above_the_threshold() -> None:
         conversations.append(said(" ".join(asked), " ".join(text)))
         one, other = map(lesson_of, conversations[-2:])
         truth[2 * pair, 2 * pair + 1] = min(asked_alike(one, other) or 0, taught_alike(one, other) or 0)
-    found = search(*conversations)
-    assert {(other, row) for row, other, _ in found.copies} == {pair for pair, share in truth.items() if share >= 0.85}
-    assert all(share == truth[other, row] for row, other, share in found.copies)
-    assert set(found.alike) == set(truth)
+    found = {(pair.other, pair.row): pair.share for pair in pairs_of(conversations)}
+    assert found == {pair: share if share >= 0.85 else None for pair, share in truth.items()}
+
+
+def test_nearly_equal_questions_are_connected_as_when_each_is_compared_with_each() -> None:
+    """300 pairs of questions that share 70.5 % of their triples, just above the limit, and 20 questions of ten rows."""
+    rng = random.Random(9)
+    groups = []
+    for size, edits in *((2, 6),) * 300, *((10, 2),) * 20:
+        asked = words(rng, 106)
+        copies_of = [[*asked] for _ in range(size)]
+        for copy in copies_of[1:]:
+            for place in rng.sample(range(3, 103, 7), edits):
+                copy[place] = "".join(rng.choice("abcdefgh") for _ in range(12))
+        groups.append([said(" ".join(copy), " ".join(words(rng, 20))) for copy in copies_of])
+    connected = Groups(sum(map(len, groups)))
+    for pair in pairs_of([row for group in groups for row in group]):
+        connected.join(pair.row, pair.other)
+    starts = [0, *accumulate(map(len, groups))]
+    apart = [start for start, end in pairwise(starts) if len({connected.root(row) for row in range(start, end)}) > 1]
+    assert len(set(connected.closed())) >= len(groups)  # and nothing else is
+    assert len(apart) <= 0.03 * len(groups)
 
 
 INSTRUCTION = " ".join(
@@ -67,7 +94,7 @@ INSTRUCTION = " ".join(
 def test_few_questions_behind_one_instruction_are_different_questions_too(rows: int) -> None:
     rng = random.Random(rows)
     asked = [f"{INSTRUCTION} {' '.join(words(rng, 8))}" for _ in range(rows)]
-    assert search(*(said(one, "positive") for one in asked)).copies == []
+    assert copies(*(said(one, "positive") for one in asked)) == []
 
 
 def test_one_question_with_different_calls_is_kept() -> None:
@@ -83,9 +110,9 @@ def test_one_question_with_different_calls_is_kept() -> None:
         )
         for city in cities
     ]
-    assert search(*rows).copies == []
+    assert copies(*rows) == []
     again = (rows[0][0], replace(rows[0][1], content=rows[0][1].content.replace("moment", "minute", 1)))
-    assert [(row, other) for row, other, _ in search(*rows, again).copies] == [(100, 0)]
+    assert copies(*rows, again) == [(100, 0)]
 
 
 def test_one_question_again_and_again_with_nearly_the_same_answer_is_one_row() -> None:
@@ -97,14 +124,13 @@ def test_one_question_again_and_again_with_nearly_the_same_answer_is_one_row() -
         varied = [*answer]
         varied[number] = rng.choice(("indeed", "perhaps", "mostly"))
         rows.append(said("How is the service doing right now?", " ".join(varied)))
-    copies = search(*rows).copies
-    assert {row for row, _, _ in copies} == set(range(1, 50))
+    assert {row for row, _ in copies(*rows)} == set(range(1, 50))
 
 
 def test_another_number_is_another_lesson() -> None:
     rng = random.Random(4)
     text = " ".join(words(rng, 80))
-    assert search(said("What do I owe?", f"{text} 120 euros"), said("What do I owe?", f"{text} 130 euros")).copies == []
+    assert copies(said("What do I owe?", f"{text} 120 euros"), said("What do I owe?", f"{text} 130 euros")) == []
 
 
 def test_the_next_answer_of_a_history_is_another_lesson() -> None:
@@ -112,7 +138,7 @@ def test_the_next_answer_of_a_history_is_another_lesson() -> None:
     rng = random.Random(6)
     turns = [said(" ".join(words(rng, 12)), " ".join(words(rng, 25)))[1:] for _ in range(21)]
     histories = [tuple(message for turn in turns[:end] for message in turn) for end in (19, 20, 21)]
-    assert search(*histories).copies == []
+    assert copies(*histories) == []
 
 
 def test_the_order_of_the_rows_does_not_matter() -> None:
@@ -124,24 +150,17 @@ def test_the_order_of_the_rows_does_not_matter() -> None:
         texts.append((asked, changed))
     texts += [([*INSTRUCTION.split(), *words(rng, 6)], ["positive"]) for _ in range(60)]
     rows = [said(" ".join(asked), " ".join(answer)) for asked, answer in texts]
-    order = [*range(len(rows))]
-    rng.shuffle(order)
-
-    def found(numbers: list[int]) -> tuple[set[tuple[int, int]], set[frozenset[int]]]:
-        sketches = memoryview(b"".join(sketch(lesson_of(rows[number])) for number in numbers))
-        near = near_copies(sketches, 0.7, lambda row: lesson_of(rows[numbers[row]]), numbers)
-        return (
-            {(numbers[row], numbers[other]) for row, other, _ in near.copies},
-            {frozenset((numbers[one], numbers[other])) for one, other in near.alike},
-        )
-
-    assert found(order) == found([*range(len(rows))])
+    stored = [*range(len(rows))]  # the place of each row among the sketches
+    rng.shuffle(stored)
+    row_at = sorted(range(len(rows)), key=stored.__getitem__)
+    sketches = memoryview(b"".join(sketch(lesson_of(rows[row]), 0.7) for row in row_at))
+    assert list(near_pairs(sketches, 0.7, stored, lambda at: lesson_of(rows[row_at[at]]))) == pairs_of(rows, 0.7)
 
 
 def test_text_without_spaces_is_compared_by_characters() -> None:
     text = "".join(chr(0x4E00 + i * 7 % 900) for i in range(300))
     rows = [said(one, one) for one in (text, text[:150] + "界" + text[151:], text[::-1])]
-    assert [(row, other) for row, other, _ in search(*rows).copies] == [(1, 0)]
+    assert copies(*rows) == [(1, 0)]
 
 
 def test_equal_ids_mean_equal_lessons() -> None:

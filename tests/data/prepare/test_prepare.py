@@ -263,11 +263,11 @@ def test_policies_set_aside_and_can_be_lifted(write_rows: Callable[..., Path]) -
         {"user_query": "e?", "tool": "web", "result": "f"},
         chat("g?", "h", answered_by="helpdesk@1"),
     ]
-    vouched = [
+    approved = [
         chat("i?", "j", answered_by="helpdesk@1", feedback=1),
         chat("k?", "l", answered_by="helpdesk@1", success=True),
     ]
-    path = write_rows([*rows(3), *odd, *vouched])
+    path = write_rows([*rows(3), *odd, *approved])
     report = check(DataConfig(path=str(path)))
     assert report.document["set_aside"] == {"failed": 2, "own-answer": 1, "untrusted": 1}
     assert adds_up(report)
@@ -351,7 +351,7 @@ def test_rows_sqlite_is_as_documented(write_rows: Callable[..., Path], chatml: P
     columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rows)")]
     documented = (
         "row id interaction_id source split agent category session user time length trained messages tools checker"
-        " tied answered_by view vouched lesson better"
+        " group_id answered_by view approved lesson better"
     )
     assert columns == documented.split()
 

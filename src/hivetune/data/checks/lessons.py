@@ -56,7 +56,7 @@ def packed_lesson(lesson: Lesson) -> bytes:
 
 def unpacked_lesson(packed: bytes | memoryview) -> Lesson:
     *hashes, calls, numbers = marshal.loads(packed)
-    context, question, learned = (memoryview(one).cast("q").tolist() for one in hashes)
+    context, question, learned = (memoryview(one).cast("q") for one in hashes)
     return Lesson(context, question, learned, calls, numbers)
 
 

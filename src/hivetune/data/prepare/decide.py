@@ -5,13 +5,14 @@ from array import array
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.lessons import Lesson, unpacked_lesson
 from hivetune.data.prepare.lessons import Lessons, judge_rows
-from hivetune.data.prepare.near import near_copies
+from hivetune.data.prepare.near import Pair, dropped, near_pairs
 from hivetune.data.prepare.split import split_rows
 from hivetune.data.prepare.work import USABLE, Work
 from hivetune.data.reasons import read_leave_out
@@ -38,7 +39,7 @@ def decide_rows(
     `set_aside` the ids of the interactions that a person keeps out."""
     _drop_equal(work)
     _drop_beginnings(work)
-    alike = _drop_near(work, data.near_duplicates) if data.near_duplicates > 0 else []
+    alike = _drop_near(work, data.near_duplicates) if data.near_duplicates > 0 else ()
     # Shares count what is left: before it, copies would decide how much others may teach.
     synthetic = _cap_synthetic(work)
     _cap_clients(work)
@@ -83,33 +84,35 @@ def _drop_beginnings(work: Work) -> None:
     )
 
 
-def _drop_near(work: Work, threshold: float) -> list[tuple[int, int]]:
-    """Drop near copies with nearly the same answer, and return the pairs of rows that ask nearly the same."""
-    rows, ranks, skipped = array("I"), array("I"), bytearray()
+def _drop_near(work: Work, threshold: float) -> Iterator[tuple[int, int]]:
+    """Drop near copies with nearly the same answer, the oldest row stays; without times the longest. Return pairs of
+    rows that ask nearly the same.
+    """
+    order, numbers = array("I"), array("I")  # indices of the sketches, and rows
     query = (
-        "SELECT n, row_number() OVER (ORDER BY time IS NULL, time, -length, hash64, n), fate FROM rows"
-        " WHERE hash64 NOT NULL ORDER BY n"
+        "SELECT at, n FROM (SELECT row_number() OVER (ORDER BY n) - 1 AS at, n, fate, time, length, hash64 FROM rows"
+        " WHERE hash64 NOT NULL) WHERE fate = 'train' ORDER BY time IS NULL, time, -length, hash64, n"
     )
-    for row, rank, fate in work.all(query):
-        rows.append(row)
-        ranks.append(rank)
-        skipped.append(fate != "train")
-    if not rows:
-        return []
+    for index, row in work.all(query):
+        order.append(index)
+        numbers.append(row)
+    if not order:
+        return iter(())
     # Mapped: the sketches and words of a million rows are larger than what a preparation may take.
     with _mapped(work.sketches) as sketches, _mapped(work.lessons) as lessons:
 
         def lesson(index: int) -> Lesson:
             return unpacked_lesson(lessons[work.lesson_ends[index - 1] if index else 0 : work.lesson_ends[index]])
 
-        near = near_copies(sketches, threshold, lesson, ranks, bytes(skipped))
-    work.database.execute("BEGIN")
+        work.database.execute("BEGIN")
+        work.database.executemany("INSERT INTO near VALUES (?, ?, ?)", near_pairs(sketches, threshold, order, lesson))
+    copies = work.all("SELECT * FROM near WHERE share NOT NULL ORDER BY row, other")
     work.database.executemany(
         "UPDATE rows SET fate = 'near-duplicate', stays = ?, share = ? WHERE n = ?",
-        ((rows[other], share, rows[row]) for row, other, share in near.copies),
+        ((numbers[one.other], one.share, numbers[one.row]) for one in dropped(starmap(Pair, copies))),
     )
     work.database.execute("COMMIT")
-    return [(rows[one], rows[other]) for one, other in near.alike]
+    return ((numbers[row], numbers[other]) for row, other in work.all("SELECT row, other FROM near ORDER BY rowid"))
 
 
 @contextmanager

@@ -223,7 +223,7 @@ class Examiner:
             "answered_by": example.answered_by,
             "maker": example.maker,
             "lesson": example.lesson,
-            "vouched": int(is_vouched(example)),
+            "approved": int(is_approved(example)),
             "hash64": _signed(hash64 ^ BAD_MARK if is_bad else hash64),
             "read64": _signed(read_hash(example.messages)),
             "question64": _signed(group_hash("question:" + question(example.messages))),
@@ -255,7 +255,7 @@ class Examiner:
         lesson = lesson_of(example.messages, example.tools)
         if is_bad:  # no copy of a good answer
             lesson = replace(lesson, calls=(*lesson.calls, example.lesson))
-        return Examined(values, body, earlier, sketch(lesson), packed_lesson(lesson))
+        return Examined(values, body, earlier, sketch(lesson, self._settings.near_duplicates), packed_lesson(lesson))
 
 
 def _run(stage: Callable[[Any], Any], row: Any) -> Any:
@@ -295,14 +295,14 @@ def _apply_policies(example: Example, settings: RowSettings) -> Example:
     if example.untrusted and "untrusted" not in settings.also_train:
         raise RowRefused("untrusted")
     is_own_answer = example.answered_by is not None and example.lesson == "sft"
-    if is_own_answer and not is_vouched(example) and "own_answers" not in settings.also_train:
+    if is_own_answer and not is_approved(example) and "own_answers" not in settings.also_train:
         raise RowRefused("own-answer")
     if example.worse is not None and "pairs" not in settings.learn:
         return replace(example, worse=None)  # a correction is a target in any case
     return example
 
 
-def is_vouched(example: Example) -> bool:
+def is_approved(example: Example) -> bool:
     """Return whether the answer was called good: by its success, a rating, or as the better one of two."""
     liked = example.feedback is not None and example.feedback > 0
     return example.success is True or liked or example.lesson in ("correction", "pair")

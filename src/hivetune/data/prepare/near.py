@@ -1,138 +1,148 @@
 """The search for near copies, with MinHash over word triples.
 
 The search has two steps, as in Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, 3.4. Rows that share a band of
-their MinHash, of all words or of the question's, are candidates; each pair of candidates is then compared word by word
-(checks/lessons.py). Memory stays bounded: the sketches lie in a file, and no rows are held.
+their MinHash, of all words or of the question's, are candidates; candidates are then compared word by word
+(checks/lessons.py). Memory is bounded: the sketches lie in a file, and what is held is some integers a row.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
 from rensa import RMinHash
 
 from hivetune.data.checks.lessons import Lesson, Triple, asked_alike, taught_alike
+from hivetune.data.prepare.split import Groups
 
 SEED = 1
 NUM_PERM = 128
-# (bands, values of each) of all words and of the question's: rows with a similarity of 0.85 are candidates with
-# probability 0.99 by 16 bands of 8 values, and rows with 0.7 by 25 bands of 5.
-WORDS, QUESTION = (16, 8), (25, 5)
-NUM_KEYS = WORDS[0] + QUESTION[0]
+FOUND = 0.97  # of the pairs that are exactly as similar as is looked for, so many share a band
 ALIKE = 0.7  # rows whose questions are so similar stay on one side of the split
-# Rows behind one band; more share a text, such as an instruction, and comparing them all would take hours.
-MAX_BUCKET = 1000
-MAX_SLOTS = 1 << 24  # 16 MB; with 1,000,000 rows one key in 17 shares its place by chance
-RECENT = 256  # rows of a bucket are compared with its first and its last one
-Pair = tuple[int, int]
+RECENT = 256  # lessons that are kept: a row is compared with the first and the last one of each of its buckets
+# Places for compared pairs, 8 bytes each. A pair whose place another one took is compared again: 1 in 20 at 100,000
+# rows.
+REMEMBERED = 1 << 20
+NONE = (1 << 32) - 1
 
 
-class Near(NamedTuple):
-    """The result: `copies` are (row, row that stays instead, similarity), `alike` pairs ask nearly the same."""
+class Pair(NamedTuple):
+    """Two rows that ask nearly the same, by their places in an order: `other` comes first. `share`: the lower
+    similarity of question and answer, None unless both are at least the threshold.
+    """
 
-    copies: list[tuple[int, int, float]]
-    alike: list[Pair]
+    row: int
+    other: int
+    share: float | None
 
 
-def sketch(lesson: Lesson) -> bytes:
-    """Return the keys of all bands of a row, 4 * NUM_KEYS bytes."""
-    keys = _keys([*lesson.question, *lesson.learned], *WORDS)
-    keys += _keys(lesson.question, *QUESTION) if lesson.question else [0] * QUESTION[0]  # 0: nothing is asked
+@cache
+def bands_for(similarity: float) -> tuple[int, int]:
+    """Return (bands, values of each): the longest bands of which rows with this similarity share one with probability
+    FOUND. Fewer rows share a longer one by chance.
+    """
+    for values in range(NUM_PERM, 0, -1):
+        for bands in range(1, NUM_PERM // values + 1):
+            if 1 - (1 - similarity**values) ** bands >= FOUND:
+                return bands, values
+    return NUM_PERM, 1
+
+
+def sketch(lesson: Lesson, threshold: float) -> bytes:
+    """Return the keys of all bands of a row, 4 bytes each, for `near_pairs` with the same threshold."""
+    keys = _keys([*lesson.question, *lesson.learned], *bands_for(threshold))
+    asked = bands_for(ALIKE)
+    keys += _keys(lesson.question, *asked) if lesson.question else [0] * asked[0]  # 0: nothing is asked
     return array("I", keys).tobytes()
 
 
-def _keys(triples: Sequence[Triple], num_bands: int, band_values: int) -> list[int]:
-    minhash = RMinHash(NUM_PERM, SEED)
+def _keys(triples: Sequence[Triple], bands: int, values: int) -> list[int]:
+    minhash = RMinHash(bands * values, SEED)
     minhash.update(triples)
-    values = array("I", minhash.digest()).tobytes()
-    size = 4 * band_values
-    return [crc32(values[start : start + size]) or 1 for start in range(0, size * num_bands, size)]
+    digest = array("I", minhash.digest()).tobytes()
+    size = 4 * values
+    return [crc32(digest[start : start + size]) or 1 for start in range(0, size * bands, size)]
 
 
-def near_copies(
-    sketches: memoryview, threshold: float, lesson: Callable[[int], Lesson], rank: Sequence[int], skipped: bytes = b""
-) -> Near:
-    """Compare all rows of `sketches` except those in `skipped`. Of two copies the row with the lower rank stays.
+def near_pairs(
+    sketches: memoryview, threshold: float, order: Sequence[int], lesson: Callable[[int], Lesson]
+) -> Iterator[Pair]:
+    """Yield the pairs of near copies, and of the other pairs with nearly the same question enough to connect all.
 
-    `lesson` returns what row i asks and teaches, `rank` its place in an order that depends on the rows' content alone.
+    `order` has the indices of the rows that are compared, `lesson` returns what one of them asks and teaches.
     """
-    copies: list[tuple[int, int, float]] = []
-    alike: list[Pair] = []
-    compared: set[int] = set()  # one << 32 | other
     least = min(ALIKE, threshold)
+    num_words, num_asked = bands_for(threshold)[0], bands_for(ALIKE)[0]
+    compared = array("Q", bytes(8 * REMEMBERED))
+    connected = Groups(len(order))
 
     @lru_cache(RECENT)
     def recent(row: int) -> tuple[Lesson, frozenset[Triple]]:
-        found = lesson(row)
+        found = lesson(order[row])
         return found, frozenset(found.question)
 
+    num_keys = num_words + num_asked
     with sketches.cast("I") as keys:
-        for band in range(NUM_KEYS):
-            for bucket in _buckets(array("I", keys[band::NUM_KEYS]), skipped):
-                for row, other in _pairs(sorted(bucket, key=rank.__getitem__)):
-                    packed = min(row, other) << 32 | max(row, other)
-                    if packed in compared:
-                        continue
-                    compared.add(packed)
-                    (a, asked), (b, other_asked) = recent(row), recent(other)
-                    # Most candidates end here, so the rest of their texts is not compared.
-                    common = len(asked & other_asked)
-                    union = len(asked) + len(other_asked) - common
-                    if union and common / union < least:
-                        continue
-                    same_asked = asked_alike(a, b)
-                    if same_asked is None or same_asked < least:
-                        continue
-                    alike.append((min(row, other), max(row, other)))
-                    same_taught = taught_alike(a, b)
-                    if same_taught is not None and min(same_asked, same_taught) >= threshold:
-                        copies.append((row, other, min(same_asked, same_taught)))
-    return Near(_drop(copies, rank), sorted(alike))
+        for band in range(num_keys):
+            of_copies = band < num_words
+            of_band = array("I", keys[band::num_keys])
+            for row, other in _candidates(array("I", map(of_band.__getitem__, order))):
+                # Copies are found by the bands of all words; those of questions only have to connect.
+                is_new = connected.root(row) != connected.root(other)
+                if not is_new and not of_copies:
+                    continue
+                packed = row << 32 | other
+                place = (row * 0x9E3779B1 + other) % REMEMBERED
+                if compared[place] == packed:
+                    continue
+                compared[place] = packed
+                (a, asked), (b, other_asked) = recent(row), recent(other)
+                # Most candidates end here, so the rest of their texts is not compared.
+                common = len(asked & other_asked)
+                union = len(asked) + len(other_asked) - common
+                if union and common / union < least:
+                    continue
+                same_asked = asked_alike(a, b)
+                if same_asked is None or same_asked < least:
+                    continue
+                connected.join(row, other)
+                same_taught = taught_alike(a, b)
+                if same_taught is not None and min(same_asked, same_taught) >= threshold:
+                    yield Pair(row, other, min(same_asked, same_taught))
+                elif is_new:
+                    yield Pair(row, other, None)
 
 
-def _buckets(keys: "array[int]", skipped: bytes) -> Iterator[list[int]]:
-    """Yield the sets of two or more rows that have the same key, unless it is 0.
-
-    A byte array finds the keys that may repeat, so that only they need a dict.
+def dropped(copies: Iterable[Pair]) -> Iterator[Pair]:
+    """Yield a pair for each row to drop, with the row that stays instead: a row is dropped if a row that stays is its
+    copy. `copies` are pairs with a share, in order.
     """
-    is_used, repeated = bytearray(min(MAX_SLOTS, 1 << (16 * len(keys)).bit_length())), set()
-    mask = len(is_used) - 1
-    for key in keys:
-        if is_used[key & mask]:
-            repeated.add(key)
-        else:
-            is_used[key & mask] = 1
-    repeated.discard(0)
-    buckets: dict[int, list[int]] = {}
+    gone: set[int] = set()
+    for pair in copies:  # the better row of a pair was decided before it
+        if pair.row not in gone and pair.other not in gone:
+            gone.add(pair.row)
+            yield pair
+
+
+def _candidates(keys: "array[int]") -> Iterator[tuple[int, int]]:
+    """Yield each position with the first and the last one before it that have the same key, unless it is 0."""
+    # A table of chains in arrays: a dict of a million keys takes 100 MB.
+    mask = (1 << max(10, len(keys).bit_length())) - 1
+    heads = array("I", [NONE]) * (mask + 1)
+    after = array("I", [NONE]) * len(keys)
+    last = array("I", range(len(keys)))
     for row, key in enumerate(keys):
-        if key in repeated and not (skipped and skipped[row]):
-            buckets.setdefault(key, []).append(row)
-    yield from (bucket for bucket in buckets.values() if 1 < len(bucket) <= MAX_BUCKET)
-
-
-def _pairs(ordered: Sequence[int]) -> Iterator[Pair]:
-    """Yield each row with the best and the previous one."""
-    for position, row in enumerate(ordered[1:], 1):
-        yield row, ordered[0]
-        if position > 1:
-            yield row, ordered[position - 1]
-
-
-def _drop(copies: list[tuple[int, int, float]], rank: Sequence[int]) -> list[tuple[int, int, float]]:
-    """Return the rows to remove, best rows first: a row is removed if a row that stays is its copy."""
-    alike: dict[int, dict[int, float]] = {}
-    for one, other, share in copies:
-        alike.setdefault(one, {})[other] = share
-        alike.setdefault(other, {})[one] = share
-    stays: set[int] = set()
-    dropped = []
-    for row in sorted(alike, key=rank.__getitem__):
-        originals = stays & alike[row].keys()
-        if originals:
-            first = min(originals, key=rank.__getitem__)
-            dropped.append((row, first, alike[row][first]))
-        else:
-            stays.add(row)
-    return dropped
+        if not key:
+            continue
+        first = heads[key & mask]
+        while first != NONE and keys[first] != key:
+            first = after[first]
+        if first == NONE:
+            after[row] = heads[key & mask]
+            heads[key & mask] = row
+            continue
+        yield row, first
+        if last[first] != first:
+            yield row, last[first]
+        last[first] = row

@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hivetune.config import DataConfig
 from hivetune.data.snapshot import SPLITS
 from hivetune.records import Split
 
-if TYPE_CHECKING:  # pydantic would take 0.3 s at the start of each worker
-    from hivetune.config import DataConfig
+if TYPE_CHECKING:  # the two import each other
     from hivetune.data.prepare.work import Work
 
 SCALE = 1 << 64
@@ -30,7 +30,7 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
     return "validation" if position < test + validation else "train"
 
 
-def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig") -> dict[str, Any]:
+def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: DataConfig) -> dict[str, Any]:
     """Give each row with the fate train its group and its split. `alike` are pairs of rows that ask nearly the same.
 
     Return for the report the number of `groups`, the size of the `largest`, the rows whose ties were not all kept since
@@ -44,21 +44,27 @@ def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig
     total = usable.count(1)
     limit = max(1, int((data.validation + data.test) * total))
     # The strongest tie first, since a group that is full takes no more.
-    ties = _Ties(num_rows, limit)
-    ties.join(_equal(work, "read64", total, ties.broken), always=True)  # one text is never on both sides
-    ties.join(_equal(work, "question64", limit, ties.broken))
-    ties.join(_equal(work, "session64", limit, ties.broken))
-    ties.join(pair for pair in alike if usable[pair[0]] and usable[pair[1]])
-    root = ties.closed()
+    groups_of = Groups(num_rows, usable)
+    broken: set[int] = set()  # rows whose ties were not kept, since their group is full
+    for most, ties in (
+        (total, _equal(work, "read64", total, broken)),  # one text is never on both sides
+        (limit, _equal(work, "question64", limit, broken)),
+        (limit, _equal(work, "session64", limit, broken)),
+        (limit, alike),  # also of dropped copies, which may connect others
+    ):
+        for one, other in ties:
+            if not groups_of.join(one, other, most):
+                broken.add(other)
+    root = groups_of.closed()
     # Arrays, since a dictionary of a million rows takes 100 MB.
     sizes = array("I", bytes(4 * num_rows))
     for row in range(num_rows):
         sizes[root[row]] += usable[row]
-    groups = array("I", (row for row in range(num_rows) if usable[row] and root[row] == row))
+    groups = array("I", (row for row in range(num_rows) if sizes[row]))
     side = _sides(groups, _anchors(work, root), sizes, limit, total, data)
     work.database.execute("BEGIN")
     work.database.executemany(
-        "UPDATE rows SET tied = ?, fate = ? WHERE n = ?",
+        "UPDATE rows SET group_id = ?, fate = ? WHERE n = ?",
         ((root[row], SPLITS[side[root[row]]], row) for row in range(num_rows) if usable[row]),
     )
     work.database.execute("COMMIT")
@@ -66,7 +72,7 @@ def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig
     return {
         "groups": len(groups),
         "largest": max((sizes[group] for group in groups), default=0),
-        "broken_up": len(ties.broken),
+        "broken_up": len(broken),
         "missed": [
             f"{SPLITS[split]} holds {held[split]:,} of {total:,} rows ({held[split] / total:.0%}),"
             f" not {rows / total:.0%}"
@@ -95,38 +101,35 @@ def _equal(work: "Work", column: str, most: int, broken: set[int]) -> Iterator[t
             yield first, row
 
 
-class _Ties:
-    """Sets of rows that belong together, each named by its first row, its root. No set grows beyond `limit` rows;
-    `broken` has the rows whose ties were not kept for that.
+class Groups:
+    """Sets of rows that belong together, each named by its first row, its root. `weights` are what each row counts in
+    the size of its set, 1 without them.
     """
 
     # Union-find with halved paths: almost linear, and two integers a row.
 
-    def __init__(self, num_rows: int, limit: int):
+    def __init__(self, num_rows: int, weights: Sequence[int] | None = None):
         self._roots = array("I", range(num_rows))
-        self._sizes = array("I", [1]) * num_rows
-        self._limit = limit
-        self.broken: set[int] = set()
+        self._sizes = array("I", iter(weights)) if weights is not None else array("I", [1]) * num_rows
 
-    def join(self, pairs: Iterable[tuple[int, int]], *, always: bool = False) -> None:
-        """Join the sets of the rows of each pair; `always`: however large they become."""
-        for pair in pairs:
-            one, other = sorted(map(self._root, pair))
-            if one == other:
-                continue
-            size = self._sizes[one] + self._sizes[other]
-            if size > self._limit and not always:
-                self.broken.add(pair[1])
-                continue
-            self._roots[other], self._sizes[one] = one, size
+    def join(self, one: int, other: int, most: int | None = None) -> bool:
+        """Join the sets of two rows; return False if the joined set would count more than `most`."""
+        one, other = sorted((self.root(one), self.root(other)))
+        if one == other:
+            return True
+        size = self._sizes[one] + self._sizes[other]
+        if most is not None and size > most:
+            return False
+        self._roots[other], self._sizes[one] = one, size
+        return True
 
     def closed(self) -> "array[int]":
         """Return the root of each row."""
         for row in range(len(self._roots)):
-            self._roots[row] = self._root(row)
+            self._roots[row] = self.root(row)
         return self._roots
 
-    def _root(self, row: int) -> int:
+    def root(self, row: int) -> int:
         roots = self._roots
         while (above := roots[row]) != row:
             roots[row] = row = roots[above]
@@ -148,13 +151,13 @@ def _anchors(work: "Work", root: "array[int]") -> "array[int]":
     return anchors
 
 
-def _wanted(total: int, data: "DataConfig") -> tuple[tuple[int, float], ...]:
+def _wanted(total: int, data: DataConfig) -> tuple[tuple[int, float], ...]:
     """Return the held-out splits, each an index into SPLITS with the number of rows that it should hold."""
     return (SPLITS.index("validation"), data.validation * total), (SPLITS.index("test"), data.test * total)
 
 
 def _sides(
-    groups: Sequence[int], anchors: Sequence[int], sizes: Sequence[int], limit: int, total: int, data: "DataConfig"
+    groups: Sequence[int], anchors: Sequence[int], sizes: Sequence[int], limit: int, total: int, data: DataConfig
 ) -> bytearray:
     """Return the side of each group, an index into SPLITS; groups of more than `limit` rows are trained."""
     side = bytearray(len(anchors))

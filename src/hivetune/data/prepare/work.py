@@ -20,14 +20,14 @@ CREATE TABLE rows (
   n INTEGER PRIMARY KEY,
   fate TEXT NOT NULL,                 -- a split, a kind of duplicate, or the reason why it is left out
   stays INTEGER, share REAL,          -- of a duplicate: the row that stays, and what a near one has in common with it
-  tied INTEGER,                       -- a row of its group
+  group_id INTEGER,                   -- a row of its group
   pair INTEGER,                       -- the row whose answer is better than this one's worse answer, if that is learned
   source TEXT NOT NULL, layout TEXT, hint TEXT, changed TEXT,
   notes TEXT,                         -- the changes as JSON: [[reason, "GitHub token in the answer"], ...]
   missing TEXT,                       -- fields of data.columns whose column it lacks, with commas between
   id TEXT, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL, answered_by TEXT,
   maker TEXT,                         -- of a synthetic row
-  lesson TEXT, vouched INTEGER,       -- 1 if a person or a checker called the answer good
+  lesson TEXT, approved INTEGER,       -- 1 if a person or a checker called the answer good
   hash64 INTEGER,                     -- of the content
   read64 INTEGER, question64 INTEGER, session64 INTEGER, owner64 INTEGER,  -- shared with other rows
   lesson64 INTEGER,                   -- of its last lesson (checks/lessons.py)
@@ -42,6 +42,7 @@ CREATE TABLE bodies (
   worse TEXT, worse_tokens BLOB, worse_mask BLOB,  -- messages, tokens and mask with the worse answer
   raw BLOB                            -- the row as it came, if it is asked for
 );
+CREATE TABLE near (row INTEGER, other INTEGER, share REAL);  -- pairs (near.py), by their places among all train rows
 CREATE TABLE earlier (lesson64 INTEGER, n INTEGER);  -- the lessons of a row before its last one
 """
 DUPLICATES = {"duplicate": "exact", "beginning": "beginning", "near-duplicate": "near"}

@@ -25,7 +25,7 @@ COPIED = (  # equal in the file of rows and in the snapshot
     *("id", "interaction_id", "source", "agent", "category", "session", "user", "time", "answered_by"),
     *("messages", "tools", "checker"),
 )
-WRITTEN = ("row", "length", "trained", "split", "tied", "view", "vouched", "lesson", *COPIED)
+WRITTEN = ("row", "length", "trained", "split", "group_id", "view", "approved", "lesson", *COPIED)
 INSERT = f"INSERT INTO rows ({', '.join(WRITTEN)}) VALUES ({', '.join('?' * len(WRITTEN))})"
 
 
@@ -118,16 +118,16 @@ def _sequences(work: Work) -> Iterator[Sequence]:
     pairs = "SELECT pair FROM rows WHERE pair IN (SELECT n FROM rows WHERE fate = 'train')"
     trained = {row for (row,) in work.all(pairs)}
     query = (
-        f"SELECT n, fate, coalesce(tied, n), pair, vouched, lesson, {', '.join(COPIED)}, tokens, mask, views,"
+        f"SELECT n, fate, coalesce(group_id, n), pair, approved, lesson, {', '.join(COPIED)}, tokens, mask, views,"
         " worse, worse_tokens, worse_mask FROM rows JOIN bodies USING (n)"
         f" WHERE fate IN {(*SPLITS, 'for-lessons')} OR pair NOT NULL ORDER BY n"
     )
-    for row, fate, tied, pair, vouched, lesson, *found in work.all(query):
+    for row, fate, group_id, pair, approved, lesson, *found in work.all(query):
         tokens, mask, views, worse, worse_tokens, worse_mask = found[len(COPIED) :]
-        values = {**dict(zip(COPIED, found[: len(COPIED)], strict=True)), "tied": tied, "view": 0}
-        bad = {**values, "split": BAD, "vouched": 0}
+        values = {**dict(zip(COPIED, found[: len(COPIED)], strict=True)), "group_id": group_id, "view": 0}
+        bad = {**values, "split": BAD, "approved": 0}
         if fate in SPLITS:
-            values |= {"split": fate, "vouched": vouched}
+            values |= {"split": fate, "approved": approved}
             start = 0
             for view in _views(values, json.loads(views)) if views else [(values, len(mask))]:
                 end = start + view[1]
