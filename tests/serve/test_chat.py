@@ -11,8 +11,9 @@ from serve.hive import stored
 
 from hivetune.base.database import open_database, transaction
 from hivetune.errors import UsageError
+from hivetune.release.registry import find
 from hivetune.serve.capture import Capture
-from hivetune.serve.chat import Chat, trained_prompt
+from hivetune.serve.chat import Chat, Voice, trained_prompt
 
 
 class Says:
@@ -92,4 +93,5 @@ def test_a_release_remembers_the_system_prompt_of_rows_that_are_gone(own_home: P
             "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof,"
             f" created) VALUES ('helpdesk', 1, '/run', 'm', '', '', 'gone', 'deploy', '{proof}', 1)"
         )
-    assert trained_prompt("helpdesk@1", None) == "Be brief."
+        release = find(database, "helpdesk@1")
+    assert trained_prompt(Voice("helpdesk@1", Path("base.gguf"), release=release)) == "Be brief."

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
@@ -18,7 +17,7 @@ from hivetune.llama.backend import find_engine
 from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
 from hivetune.serve.capture import Capture
-from hivetune.serve.chat import HELP, Chat, find_voice, open_voice, trained_prompt
+from hivetune.serve.chat import HELP, Chat, Voice, find_voice, open_voice, trained_prompt
 from hivetune.train.open import load_run
 
 BLOCK = '"""'
@@ -41,14 +40,14 @@ def chat(
     if capture and prompt is not None:  # nobody could rate the answer
         raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
-        voice, run = find_voice(name, quant, report)
+        voice = find_voice(name, quant, report)
     if why := find_engine().passed_over:
         say(why)
-    system = _system_prompt(name, run, system)
+    system = _system_prompt(voice, system)
     with open_voice(voice, threads) as backend:
-        if run is not None:
+        if voice.run is not None:
             try:
-                trained = load_run(run)
+                trained = load_run(voice.run)
                 check_prompts(backend, trained.model, trained.snapshot)
             except UsageError as error:  # model or data are missing; chatting works without them
                 say(f"prompts not compared with training: {error.message}")
@@ -64,18 +63,18 @@ def chat(
             replace(side, capture=captured).run(_next_input, write)
 
 
-def _system_prompt(name: str, run: Path | None, given: str | None) -> str | None:
+def _system_prompt(voice: Voice, given: str | None) -> str | None:
     """Return the system prompt: the given one, else the one of most training rows, which is announced."""
     if given is not None:
         return _as_text(given) or None
     try:
-        trained = trained_prompt(name, run)
+        trained = trained_prompt(voice)
     except UsageError as error:
         say(f"cannot read the system prompt of the training rows: {error.message}")
         return None
     if trained is not None:
         say(f'system prompt of most training rows: {short(trained)}\nuse another: --system TEXT; none: --system ""')
-    elif run is not None:
+    elif voice.run is not None:
         say("no system prompt stands in most training rows, so none is sent; choose one: --system TEXT")
     return trained
 

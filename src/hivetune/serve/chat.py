@@ -31,11 +31,14 @@ _RATINGS: Mapping[str, Rating] = {"+": "up", "-": "down"}
 
 
 class Voice(NamedTuple):
-    """One who answers: a GGUF model, alone or with an adapter, and the label that is shown and stored."""
+    """One who answers: a GGUF model, alone or with an adapter, and the label that is shown and stored. `run`,
+    `release`: what it was made of, where that is known."""
 
     label: str
     model: Path
     adapter: Path | None = None
+    run: Path | None = None
+    release: Release | None = None
 
 
 @dataclass
@@ -104,34 +107,33 @@ def open_voice(voice: Voice, threads: int | None = None) -> AbstractContextManag
     return open_backend(voice.model, ServerSettings(adapters=adapters, threads=threads))
 
 
-def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path | None]:
-    """Return the voice of a GGUF file, a release (NAME, NAME@VERSION, NAME@ALIAS) or a run, and the run's folder if
-    there is one. A folder is a run; a name of both a release and a run means the release. Missing files are made.
-    Raises UsageError, and the errors of an export."""
+def find_voice(name: str, quant: str, progress: Progress) -> Voice:
+    """Return the voice of a GGUF file, a release (NAME, NAME@VERSION, NAME@ALIAS) or a run. A folder is a run; a name
+    of both a release and a run means the release. Missing files are made. Raises UsageError, and the errors of an
+    export."""
     path = expanded(name)
     if path.is_file() or path.suffix == ".gguf":
-        return Voice(path.stem, path), run_of_export(path)
+        return Voice(path.stem, path, run=run_of_export(path))
     release = None if path.is_dir() else _release(name)
     if release is not None:
         base = base_gguf(release.model, release.model_sha256, quant, progress)
-        return Voice(release.label, base, adapter_of(release)), None
+        return Voice(release.label, base, adapter_of(release), release=release)
     run = find_run(name, ", release or GGUF file")
-    return Voice(run.name, export_run(run, "gguf", quant=quant, progress=progress).path), run
+    return Voice(run.name, export_run(run, "gguf", quant=quant, progress=progress).path, run=run)
 
 
-def trained_prompt(name: str, run: Path | None) -> str | None:
+def trained_prompt(voice: Voice) -> str | None:
     """Return the system prompt of more than half of the rows that a run or a release was trained with, or None. A
     release whose rows are gone tells it. Raises UsageError for a snapshot that can't be read."""
-    if run is not None:
-        return most_prompt(load_run(run).snapshot)
-    release = None if expanded(name).exists() else _release(name)
-    if release is None:
+    if voice.run is not None:
+        return most_prompt(load_run(voice.run).snapshot)
+    if voice.release is None:
         return None
     with closing(open_database()) as database:
-        folder = snapshot_folder(database, release.snapshot)
+        folder = snapshot_folder(database, voice.release.snapshot)
     if folder is not None:
         return most_prompt(open_snapshot(folder))
-    prompt: str | None = release.proof.get("generation", {}).get("system")
+    prompt: str | None = voice.release.proof.get("generation", {}).get("system")
     return prompt
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hivetune.serve.dialects import base
 from hivetune.serve.dialects.base import Given, Stage
-from hivetune.serve.request import Block, Dialect, Read, Recall, error_body
+from hivetune.serve.request import Block, Dialect, Read, Recall
 
 MESSAGES = "/v1/messages"
 _NAMES = {
@@ -108,9 +108,6 @@ class _Writer(base.BlockWriter):
         message = self.answer()
         ending = {key: message[key] for key in ("stop_reason", "stop_sequence")}
         return [{"type": "message_delta", "delta": ending, "usage": message["usage"]}, {"type": "message_stop"}]
-
-    def failed(self, message: str) -> dict[str, Any]:
-        return error_body(502, message, path=MESSAGES)
 
 
 ANTHROPIC = Dialect(MESSAGES, "messages", read, _Writer, names=_NAMES | {"enable_thinking": "thinking"})

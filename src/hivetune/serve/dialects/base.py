@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from hivetune.serve.fields import CHAT_FIELDS, FieldRefused, checked_fields
-from hivetune.serve.request import Block, Read, Request, Writer, data
+from hivetune.serve.request import Block, Read, Request, Writer, data, error_body
 
 
 class Given:
@@ -164,9 +164,9 @@ class BlockWriter(Writer, ABC):
     def answer(self) -> dict[str, Any]:
         """Return the document of the blocks so far."""
 
-    @abstractmethod
     def failed(self, message: str) -> dict[str, Any]:
         """Return the last event of an answer that broke off."""
+        return error_body(502, message, path=self.request.dialect.path)
 
     def whole(self, document: Mapping[str, Any]) -> dict[str, Any]:
         return self.answer()

@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.serve.dialects import base
 from hivetune.serve.dialects.base import Given, Stage
-from hivetune.serve.request import Block, Dialect, Read, Recall, error_body
+from hivetune.serve.request import Block, Dialect, Read, Recall
 
 # Of the API that is spoken here: clients ask for it, and some refuse older ones.
 VERSION = "0.13.0"
@@ -117,9 +117,6 @@ class _Writer(base.BlockWriter):
 
     def written(self, told: list[dict[str, Any]]) -> bytes:
         return b"".join(json.dumps(line).encode() + b"\n" for line in told)
-
-    def failed(self, message: str) -> dict[str, Any]:
-        return error_body(502, message, path=GENERATE)
 
 
 _DETAILS = {"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
