@@ -1,5 +1,6 @@
 """`train`, `init`, `bench` and `rm` on three lines of YAML: a run is found again, refuses another, stops cleanly."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,11 +10,13 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from command import hivetune
 from gguf_families import write_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from train.planned import vouch
 
 from hivetune.base.disk import lock, manifest_problems
 from hivetune.cli.arguments import read_settings
@@ -21,6 +24,7 @@ from hivetune.cli.output import duration
 from hivetune.cli.train import combinations, summary
 from hivetune.config import load_config
 from hivetune.errors import UsageError
+from hivetune.models.prepared import fetch_model
 from hivetune.run.folder import read_record, write_record
 
 KEYS = {"schema", "run", "status", "steps", "trained_tokens", "rows", "loss_first", "loss_last", "tokens_per_second"}
@@ -53,7 +57,10 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("user"))
+    found = Place(tmp_path_factory.mktemp("user"))
+    with mock.patch.dict(os.environ, HIVETUNE_HOME=str(found.folder / "home")), contextlib.chdir(found.folder):
+        vouch(fetch_model("model"))
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home, read_json
 from hivetune.base.journal import read_journal
 from hivetune.cycle.record import cycles_of
-from hivetune.machine.inventory import read_machine
-from hivetune.machine.profile import Profile, write_profile
 from hivetune.release.registry import releases
-from hivetune.run.choices import Choices
 from hivetune.run.folder import read_record
 
 NAME = "demo"
@@ -45,14 +42,6 @@ LOOP = (
     "with opened(load_config(Path(sys.argv[1])), print) as loop:\n"
     "    loop.clock = lambda: time.time() + float(sys.argv[2])\n    loop.run(once=True)\n"
 )
-
-
-def vouch() -> None:
-    """Note that the fast path computes what transformers does, which has tests of its own and takes 5 s."""
-    from hivetune.train.worker.settle import _conditions, complete  # here: it brings torch, which not all tests need
-
-    key = _conditions(make_home(), complete("cpu", "float32", Choices()))
-    write_profile(Profile(read_machine().fingerprint, agreements={key: {"key": key}}))
 
 
 def make_rows(first: int, count: int, *, seed: int = 7) -> list[dict[str, Any]]:

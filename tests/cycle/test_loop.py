@@ -16,9 +16,9 @@ from cycle.small import (
     make_rows,
     poisoned,
     summary,
-    vouch,
 )
-from serve.hive import gateway
+from serve.hive import gateway, make_home
+from train.planned import vouch
 
 from hivetune.base.database import open_database
 from hivetune.base.documents import read_document
@@ -51,7 +51,7 @@ def test_a_cycle_its_domain_and_a_poisoned_night(own_home: Path, tmp_path: Path)
     """Nothing is lost or done twice, every row is accounted for, no promotion is harmful, and what declares the domain
     is answered by it."""
     config, file = make_config(tmp_path, by="agent"), tmp_path / "rows.jsonl"
-    vouch()
+    vouch(make_home(), "float32")
     config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "learning_rate": 0.003}))
     killed = KilledLoop(config, tmp_path / "log", forked=True)
     append_rows(file, [of_team(row) for row in make_rows(0, TEAM)])

@@ -1,5 +1,5 @@
 """The official clients of all APIs: what they read of the answers of a function, and one text of a real llama.cpp,
-whoever asks for it."""
+whoever asks for it. Imported where they are used: it takes 3 s, and each worker of pytest-xdist reads this file."""
 
 import json
 import os
@@ -8,11 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import httpx2
-import ollama
-import openai
 import pytest
 from programs import require_program
 from serve.hive import Running, stored
@@ -35,6 +32,10 @@ def plain(text: str | None) -> str:
 
 def texts_of(running: Running) -> dict[str, str]:
     """Return what each client is told, by its name, whole and streamed."""
+    import anthropic
+    import ollama
+    import openai
+
     claude = anthropic.Anthropic(base_url=running.url, api_key=running.token, max_retries=0)
     gpt = openai.OpenAI(base_url=f"{running.url}/v1", api_key=running.token, max_retries=0)
     llama = ollama.Client(running.url, headers={"Authorization": f"Bearer {running.token}"})
@@ -111,7 +112,11 @@ def thinks_and_calls(path: str, body: dict[str, Any]) -> httpx2.Response:
     return httpx2.Response(200, content=f"{lines}data: [DONE]\n\n".encode())
 
 
-def clients(stage: Stage) -> tuple[anthropic.AsyncAnthropic, openai.AsyncOpenAI, ollama.AsyncClient]:
+def clients(stage: Stage) -> tuple[Any, Any, Any]:
+    import anthropic
+    import ollama
+    import openai
+
     url = f"http://127.0.0.1:{PORT}"
     theirs = httpx2.AsyncClient(transport=httpx2.ASGITransport(stage.guard))
     return (
@@ -170,6 +175,9 @@ def broken(path: str, body: dict[str, Any]) -> httpx2.Response:
 
 @on_stage(answer=broken)
 async def test_a_stream_that_breaks_off_says_so(stage: Stage) -> None:
+    import anthropic
+    import ollama
+
     claude, gpt, llama = clients(stage)
     with pytest.raises(anthropic.APIStatusError, match="model server failed"):
         async with claude.messages.stream(model="helpdesk", messages=[ASKED], max_tokens=5) as told:  # type: ignore[list-item]

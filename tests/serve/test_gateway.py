@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import APIStatusError, NotFoundError, OpenAI
 from serve.hive import Running, add_release, gateway, stored, wait_until
 from serve.storm import storm, truth_of
 
@@ -18,6 +17,8 @@ LABELS = ("helpdesk@1", "helpdesk@2")
 
 
 def test_the_official_client_and_curl_get_labelled_answers(served: Running) -> None:
+    from openai import APIStatusError, NotFoundError, OpenAI  # 1 s, and every worker of pytest-xdist reads this file
+
     first, second = LABELS
     client = OpenAI(base_url=f"{served.url}/v1", api_key=served.token, max_retries=0)
     assert [model.id for model in client.models.list()] == ["helpdesk", first, second, "base"]

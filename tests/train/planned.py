@@ -10,6 +10,9 @@ from typing import Any
 from hivetune.base.disk import sha256_bytes, write_manifest
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
+from hivetune.machine.inventory import read_machine
+from hivetune.machine.profile import Profile, write_profile
+from hivetune.run.choices import Choices
 from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
 
 Rows = Sequence[tuple[list[int], list[int]]]  # tokens, and which of them are trained
@@ -80,3 +83,12 @@ def write_run(
     )
     write_plan(run, plan)
     return config
+
+
+def vouch(model: Path, dtype: str = "auto") -> None:
+    """Note that the fast path computes what transformers does with this prepared model. The comparison has tests of
+    its own, and takes 5 s."""
+    from hivetune.train.worker.settle import _conditions, complete  # here: it brings torch, which not all tests need
+
+    key = _conditions(model, complete("cpu", dtype, Choices()))
+    write_profile(Profile(read_machine().fingerprint, agreements={key: {"key": key}}))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from train.planned import vouch
 
 from hivetune.base.disk import read_json, write_json
 from hivetune.base.journal import read_journal
@@ -41,7 +42,7 @@ AGAIN = "One more time, in your own order of words: {}"
 def test_a_tiny_model_and_two_hundred_rows(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = reach_the_goal(tmp_path, 200, str(tiny_model_folder), monkeypatch)
+    told = reach_the_goal(tmp_path, 200, str(tiny_model_folder), monkeypatch, vouched=True)
     assert told["rows in"] == 200 and told["restarts"] == 2
 
 
@@ -59,7 +60,9 @@ def test_ten_thousand_rows(
     assert told["hours"] < MOST_HOURS
 
 
-def reach_the_goal(folder: Path, num_rows: int, model: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def reach_the_goal(
+    folder: Path, num_rows: int, model: str, monkeypatch: pytest.MonkeyPatch, *, vouched: bool = False
+) -> dict[str, Any]:
     """Train, be killed, go on; returns what it came to. Every claim but those about loss and time is checked here."""
     data = folder / "interactions.jsonl"
     if not data.exists():
@@ -78,6 +81,8 @@ def reach_the_goal(folder: Path, num_rows: int, model: str, monkeypatch: pytest.
         "users_goal",
     )
     run = open_run(config, "users_goal")
+    if vouched:
+        vouch(run.model)
     script = write_script(run)
     monkeypatch.setattr(start, "supervise_run", functools.partial(supervise_run, worker=WORKER, replay=WORKER))
     document = train_run(run, Terms(functools.partial(kill_once, run, script["kill_at"])))

@@ -1,7 +1,5 @@
 """What a run computes with, by rules: the same whatever else the machine does."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from hivetune.config import parse_config
 from hivetune.errors import DoesNotFit
 from hivetune.machine.inventory import read_machine
 from hivetune.run.choices import NO_CHOICES, Choices
-from hivetune.run.folder import read_resolved
 from hivetune.train.worker import settle
 
 
@@ -83,28 +80,6 @@ def test_a_worker_takes_no_more_of_a_card_than_its_share(
     settle.start_with(Choices(device=name, dtype="float32", threads=1), 0.5)
     assert calls == asked
     assert held == ([] if name == "cpu" else ["cuda:1" if name == "cuda:1" else "cuda:0"])
-
-
-@pytest.mark.slow
-def test_two_runs_of_one_config_are_equal_whatever_else_the_machine_does(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    """One was computed in float32 and one in bfloat16, when choices were timed. Nothing is pinned here."""
-    results = []
-    for num_busy in (0, 2):
-        folder = tmp_path / str(num_busy)
-        folder.mkdir()
-        by_rules = dict.fromkeys(("threads", "products"))
-        make_run(folder, learnable_rows(16), choices=by_rules, dtype="auto")
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num_busy)]
-        try:
-            run_training(folder, tiny_model_folder)
-        finally:
-            for process in busy:
-                process.kill()
-                process.wait()
-        results.append((read_resolved(folder / "run")[1], (folder / "run/adapter_model.safetensors").read_bytes()))
-    assert results[0] == results[1]
 
 
 def test_free_memory_refuses_a_start_and_ends_no_run_that_began(

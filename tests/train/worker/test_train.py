@@ -99,10 +99,10 @@ def test_stopped_and_resumed_is_the_same_run_bit_for_bit(path: str, tiny_model_f
 
 
 def test_two_runs_of_one_config_are_equal_beside_other_load(tiny_model_folder: Path, tmp_path: Path) -> None:
-    """The precision was chosen by timings: two runs on one machine came out in float32 and in bfloat16."""
-    rows = learnable_rows(60)
+    """The precision was chosen by timings: one of two runs came out in bfloat16. Nothing is pinned here."""
+    rows, by_rules = learnable_rows(60), dict.fromkeys(("threads", "products"))
     for name in ("alone", "beside"):
-        make_run(tmp_path / name, rows, dtype="auto", lora={"r": 4, "dropout": 0.1})
+        make_run(tmp_path / name, rows, dtype="auto", lora={"r": 4, "dropout": 0.1}, choices=by_rules)
     alone = run_training(tmp_path / "alone", tiny_model_folder)
     spin = "while True: pass"
     others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2 * (os.cpu_count() or 1))]
