@@ -57,8 +57,8 @@ def test_rows_lie_beside_the_file_that_names_them(
         ({**SMALL, "lora": {"r": "many"}}, "'lora.r'"),
         ({**SMALL, "batch_size": 0}, "'batch_size'"),
         ({"model": "m"}, "'data' is missing"),
-        ({**SMALL, "gate": {"loss_gain": False}}, "'gate.loss_gain': Input should be a valid number, got False"),
-        ({**SMALL, "batch_size": True}, "'batch_size': Input should be a valid integer, got True"),
+        ({**SMALL, "gate": {"loss_gain": False}}, "'gate.loss_gain': must be a number or null, got False"),
+        ({**SMALL, "batch_size": True}, "'batch_size': must be a number, got True"),
         ({**SMALL, "data": {"path": "a", "validation": 0.5, "test": 0.5}}, "'data.test': with data.validation it"),
         *(
             ({**SMALL, "workers": value}, "must be auto, a number from 1 to 64, or HOST:PORT of a cluster")
@@ -80,6 +80,12 @@ def test_the_values_of_the_caller_stay_as_they_are_and_may_be_paths(tmp_path: Pa
     assert json.dumps(tree) == before and parse_config(tree).lora.r == 8
     config = parse_config({"model": tmp_path, "data": {"path": [tmp_path / "a.jsonl"]}})
     assert (config.model, config.data.path) == (str(tmp_path), [str(tmp_path / "a.jsonl")])
+
+
+def test_a_number_may_have_an_exponent(tmp_path: Path) -> None:
+    """YAML 1.1 reads 1e-4 as text."""
+    config = load_config(write(tmp_path, f"{THREE_LINES}learning_rate: 1e-4\n"), ["weight_decay=1e-2", "epochs=2.0"])
+    assert (config.learning_rate, config.weight_decay, config.epochs) == (1e-4, 1e-2, 2)
 
 
 def test_a_setting_that_was_null_takes_parts() -> None:

@@ -35,8 +35,18 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 
 
 class Section(BaseModel):
-    # Strict: yes and no are no numbers, and a number is no text.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False)
+    # Not strict: YAML 1.1 reads 1e-4 as text, which is a number here.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse yes and no where a number belongs, which pydantic would read as 1 and 0."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = set(get_args(annotation) or (annotation,))
+        if isinstance(value, bool) and kinds <= {int, float, type(None)}:
+            raise ValueError("must be a number" + (" or null" if type(None) in kinds else ""))
+        return value
 
 
 class DataConfig(Section):
