@@ -35,6 +35,7 @@ SAMPLES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".e
 # Who answers in the samples in which people speak.
 ANSWERS = {
     **{"discord.json": "ben", "github-issues.json": "ben", "github-rest.json": "ben", "slack.json": "Ben"},
+    **{"discord--only-a-file.json": "ben", "slack--only-a-file.json": "Ben"},
     **{"mail.mbox": "desk@example.org", "mail--threads.mbox": "desk@example.org"},
 }
 EMPTY = (None, (), [], 1.0)

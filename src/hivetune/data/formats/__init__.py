@@ -181,7 +181,8 @@ def read_conversation(row: Row) -> Conversation:
     speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), None)
     spoken = next((name for name in SPOKEN if isinstance(row.get(name), str | list)), None)
     if speaker and spoken:
-        raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
+        line = f"--columns session=COLUMN,role={speaker},text={spoken}"
+        raise RowRefused("one-message", f"one message of a conversation: if a column names its conversation, {line}")
     names = ", ".join(str(name)[:_MAX_CHARS] for name in list(named)[:_MAX_NAMED]) or "none"
     turns = next((name for name, value in row.items() if objects(parsed(value))), None)
     line = f"messages={turns},role=...,text=...,assistant=NAME (turns), or rows={turns}[],"

@@ -47,7 +47,9 @@ def read_chatgpt(row: Row) -> Conversation | None:
     nodes = row["mapping"] if isinstance(row["mapping"], dict) else {}
     messages = {key: one_of(node, "message") for key, node in nodes.items()}
     if not any(one_of(message, "author") for message in messages.values()):
-        return None
+        if "current_node" not in row:
+            return None
+        raise RowRefused("empty-turn", "the chat has no messages")
     parents = {key: one_of(node, "parent") for key, node in nodes.items()}
     found = _chat("chatgpt", messages, parents, str(row.get("current_node")), _chatgpt_turn)
     plain = tuple(

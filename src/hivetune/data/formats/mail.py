@@ -40,7 +40,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             yield number, RowRefused("line-too-large", f"a mail of {len(text):,} characters")
             continue
         mail = email.message_from_string(text, policy=email.policy.default)
-        if body := _text(mail):
+        if body := _text(mail) or [{"type": "file"} for _ in mail.iter_attachments()]:
             title = str(mail.get("Subject", "")).strip()
             subject = _REPLY.sub("", title).strip().lower()
             named = _ID.findall(f"{mail.get('References', '')} {mail.get('In-Reply-To', '')}")

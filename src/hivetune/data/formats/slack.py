@@ -56,11 +56,12 @@ def rows(lines: Lines, names: Mapping[str, str] | None = None) -> Iterator[Place
     for number, event, text in events(lines):
         if event is None or not {"ts", "text"} <= event.keys():
             yield number, text
-        elif event["text"] and event.get("subtype") in _SPOKEN:
+        elif (event["text"] or event.get("files")) and event.get("subtype") in _SPOKEN:
             user = str(one_of(event, "user", "bot_id"))
             name = known.get(user) or one_of(event.get("user_profile"), "real_name", "display_name") or user
             known.setdefault(user, str(name))
-            said = {"speaker": str(name), "content": plain_text(str(event["text"]), known)}
+            words = plain_text(str(event["text"]), known) or [{"type": "file"}]
+            said = {"speaker": str(name), "content": words}
             time, thread = as_number(event["ts"]), event.get("thread_ts")
             # What stands in no thread is a conversation for each day (UTC, as that of the file), without a name.
             day = "" if time is None else datetime.fromtimestamp(time, UTC).date().isoformat()

@@ -22,6 +22,8 @@ from hivetune.records import Message, Role
 
 _WHO, _SPOKEN = frozenset(("role", "from")), frozenset(("content", "value", "parts", "tool_calls"))
 _OF_TABLE_TURNS = ("speaker", "role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+# Where desks and chats keep what is no text.
+_FILES = ("attachments", "embeds", "file", "files", "photo", "poll", "stickers")
 _OF_TURNS = frozenset(("role", "speaker", "weight", "skip", "thread", "position"))
 _NOWHERE = Path("", lambda value: None, frozenset())
 
@@ -185,9 +187,11 @@ def _turn(spec: Spec, turn: Any, asks: Any) -> Any:
     if not isinstance(turn, dict):
         return turn
     words = spec.text.find(turn) if spec.has("text") else turn.get("content")
-    if spec.markup and not (text := without_markup(text_of(words, "text"))) and "<img" in str(words).lower():
-        raise RowRefused("unsupported-content", "a message that is only an image")
-    named: dict[str, Any] = {"content": text if spec.markup else words}
+    if spec.markup:
+        words = without_markup(text_of(words, "text")) or ([{"type": "image"}] if "<img" in str(words).lower() else "")
+    if not words and any(turn.get(key) for key in _FILES):
+        words = [{"type": "file"}]  # what is said behind it rests on it
+    named: dict[str, Any] = {"content": words}
     if spec.has("speaker") and asks is None:
         return {"speaker": str(spec.speaker.find(turn)), **named}
     if spec.has("speaker"):
