@@ -14,7 +14,7 @@ from hivetune.data.pieces.answers import Answer, call_of, is_response, read_answ
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Log
 from hivetune.data.pieces.rendered import has_marks, rendered_turns
 from hivetune.data.pieces.sessions import ASSISTANT, SESSION, TableTurn, read_session, table_rows, without_markup
-from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_tools, with_system
+from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_tools, read_turns, with_system
 from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, has_needs, objects, parsed, text_of
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.errors import UsageError
@@ -175,7 +175,8 @@ def _turns(name: str, spec: Spec, row: Row) -> Conversation:
     if spec.has("speaker") and asks is None:  # people: the user says who answers
         answers = row.get(ASSISTANT) or spec.answers.find(row) or None
         return read_session({SESSION: name, "messages": turns, ASSISTANT: answers})
-    messages = read_messages(turns, parsed(spec.system.find(row)))
+    read, cut = read_turns(turns, to_media=spec.markup)
+    messages, changed = with_system(read, parsed(spec.system.find(row))), (*changed, *cut)
     if messages[-1].role in ("user", "tool") and (answer := spec.answer.find(row)) not in (None, ""):
         more, left_out = read_answer(answer)
         messages, changed = [*messages, *more], (*changed, *left_out)
