@@ -146,7 +146,7 @@ def test_a_name_that_is_not_utf_8(tmp_path: Path, call: Call) -> None:
     assert (code, "its name is not UTF-8\nhint: rename it" in said) == (2, True), said
     assert call("train", name, "--model", "smollm2-135m")[0] == 2
     code, said = call("collect", name)
-    assert (code, "'rows\\udcff.jsonl' can't be kept" in said) == (2, True), said
+    assert (code, "'rows\\udcff.jsonl' can't be read" in said) == (2, True), said
     code, said = call("collect", str(tmp_path))
     assert "rows\\udcff.jsonl' is not read: its name is not UTF-8; rename it" in said and "bug" not in said
 
