@@ -303,3 +303,10 @@ def test_what_is_significantly_worse_never_deploys_unless_a_setting_says_so() ->
 def test_what_nobody_measured_is_not_said_to_be_no_worse() -> None:
     for answers, word in ((0, "reported"), (64, "yes")):
         assert passed_text(metric_of(said(evaluation(answers=answers), **LOSS_ONLY), "success")) == word
+
+
+def test_times_that_a_quiet_machine_would_decide_are_open() -> None:
+    """The table said "no" where the reason below it said "open"."""
+    verdict = said(varying(evaluation(answers=300)), tolerance=0.5)
+    assert passed_text(metric_of(verdict, "latency_s")) == "open"
+    assert passed_text(metric_of(said(evaluation(seconds=(1.0, 4.0))), "latency_s")) == "no"

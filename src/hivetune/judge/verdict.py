@@ -385,4 +385,9 @@ def passed_text(metric: Metric) -> str:
     """Return `passed` in a word. A required metric that more rows or a quiet machine would decide is open."""
     if metric.passed is None:  # nothing is known without an interval
         return "yes" if metric.interval and required_text(metric) else "reported"
-    return "yes" if metric.passed else "no" if metric.needed is None else "open"
+    if metric.passed:
+        return "yes"
+    kind, (low, high) = KINDS[metric.name], metric.interval or (math.inf, math.inf)
+    # The interval of a value alone is in its own unit, as its limit is.
+    limit = math.nan if metric.threshold is None else metric.threshold if kind.alone else 1.0 - metric.threshold
+    return "no" if metric.needed is None and not (kind.timing and low <= limit <= high) else "open"
