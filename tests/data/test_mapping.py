@@ -44,6 +44,14 @@ def test_a_row_by_a_mapping(number: int) -> None:
         assert getattr(read_example(stored, case["columns"]).example, field) == value
 
 
+def test_a_mapping_of_the_users_files_is_none_of_captured_rows() -> None:
+    """A cycle on a mapped table refused each correction that came over the gateway."""
+    turns = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "In Bonn."}]
+    payload = json.dumps({"messages": turns, "answered_by": "desk@1", "client": "a"}).encode()
+    captured = RawRow("gateway:desk@1", payload, stored={"feedback": 1.0})
+    assert len(read_example(captured, MAPPED).example.messages) == 2
+
+
 def test_rows_inside_of_records_need_no_other_column(tmp_path: Path) -> None:
     """The place of the rows was ignored where it was named alone, and a place without rows was: the record was read."""
     records = [{"items": NAMED[:2]}, {"items": NAMED[2:4]}, {"items": [], **NAMED[0]}]

@@ -26,11 +26,11 @@ from hivetune.cycle.rows import RowsNow, cycle_id, domain_config, domains_of, re
 from hivetune.cycle.stations import FAILURES, WindowEnded, first_line
 from hivetune.data.files.find import refuse_read_once
 from hivetune.data.intake.collect import Collected, collect, parse_sources
+from hivetune.data.raw import GATEWAY
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.models.prepared import fetch_model
 from hivetune.release.registry import champion_of, check_release_name, desired
-from hivetune.serve.capture import SOURCE
 
 UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
 # A server that is gone is asked again and again: after so long it is left for the next look.
@@ -360,7 +360,7 @@ class Loop:
         if "store" not in ([paths] if isinstance(paths, str) else paths):
             query = "SELECT count(*) FROM interactions WHERE source LIKE ? AND feedback IS NOT NULL"
             with closing(open_database()) as database:
-                (captured,) = database.execute(query, (f"{SOURCE}:%",)).fetchone()
+                (captured,) = database.execute(query, (f"{GATEWAY}:%",)).fetchone()
             told = f"{captured} rated answers that the gateway captured are not learned: data.path has no `store`"
             self._report("store", told if captured else "")
 

@@ -8,6 +8,7 @@ from hivetune.data.reasons import RowRefused
 
 # A row is held several times while it is read, checked and rendered, by each worker.
 MAX_ROW_BYTES = 16 << 20
+GATEWAY = "gateway"  # the rows that our gateway captured have the source gateway:RELEASE
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from hivetune.data.pieces.rendered import with_thoughts_apart
 from hivetune.data.pieces.sessions import ASSISTANT, SESSION
 from hivetune.data.pieces.turns import is_conversation, without_padding
 from hivetune.data.pieces.values import Row, parsed
-from hivetune.data.raw import RawRow
+from hivetune.data.raw import GATEWAY, RawRow
 from hivetune.data.reasons import RowRefused, not_encodable, not_utf8
 from hivetune.records import Example, Message, Rendered
 
@@ -132,6 +132,8 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     row = whole = _parsed_row(text)
     refuse_session_line(row)
     refuse_cut_row(row)
+    if raw.source.startswith(f"{GATEWAY}:"):
+        columns = {}  # they name the columns of the user's files, beside which our gateway's rows have their own form
     missing: Mapping[str, str] = {}
     if columns and not (SESSION in row and is_turn_table(columns)):
         row, missing = map_columns(row, columns)

@@ -16,9 +16,9 @@ from typing import Any, Literal
 from hivetune.base.database import open_database, transaction
 from hivetune.data.checks.redact import redact_everything, redacted_name
 from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
+from hivetune.data.raw import GATEWAY
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 
-SOURCE = "gateway"
 # The last byte of an answer waits so long for the disk, or for another process that holds the database: around a kill
 # of the gateway, 26 of 442 answers were once given and never captured.
 KEEP_WAIT_S = 2.0
@@ -125,10 +125,10 @@ def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
     row = database.execute(
         "SELECT source, coalesce(json_extract(row, '$.client'), '') FROM interactions WHERE id = ?", (answer,)
     ).fetchone()
-    if row is None or not str(row[0]).startswith(f"{SOURCE}:") or row[1] != client:
+    if row is None or not str(row[0]).startswith(f"{GATEWAY}:") or row[1] != client:
         message = f"no captured answer of this client has the id {answer!r}"
         raise NotThere(message, hint="the id is in each answer, as `id`")
-    return str(row[0]).removeprefix(f"{SOURCE}:")
+    return str(row[0]).removeprefix(f"{GATEWAY}:")
 
 
 def messages_of(answer: str, client: str) -> list[dict[str, Any]]:
@@ -157,9 +157,9 @@ def store_answer(database: sqlite3.Connection, entry: CapturedAnswer) -> int:
     names = {"session_id": entry.session, "user_id": entry.user}
     clean |= {key: redacted_name(value) for key, value in names.items() if value is not None}
     clean |= {"client": entry.client} if entry.client else {}
-    source = f"{SOURCE}:{entry.label}"
+    source = f"{GATEWAY}:{entry.label}"
     delivery = Delivery(source, source, clean, id=entry.id, time=entry.time)
-    return commit_batch(database, Batch(SOURCE, [delivery])).stored
+    return commit_batch(database, Batch(GATEWAY, [delivery])).stored
 
 
 def store_feedback(database: sqlite3.Connection, entry: Feedback) -> str:
