@@ -49,7 +49,7 @@ def collect(
     """Copy interactions into the store, each exactly once. Killing or repeating the command loses and doubles none.
 
     SRC is a JSON Lines file, a folder of them or a quoted glob (through rotation, .gz and .zst too);
-    sqlite:PATH?table=T[&map=prompt:question,...][&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S;
+    sqlite:PATH?table=T[&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S;
     rediss:// for TLS; redis+cluster://HOST:PORT[,HOST:PORT]?stream=S for a Cluster
     """
     readers, started = parse_sources(sources), time.time()

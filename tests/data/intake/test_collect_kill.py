@@ -190,19 +190,19 @@ def test_fast_rotation_and_kills_at_once(
 def test_a_table(tmp_path: Path, rows: int, kills: int) -> None:
     path = tmp_path / "app.db"
     with closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE chats (id INTEGER PRIMARY KEY, question TEXT, answer TEXT)")
+        database.execute("CREATE TABLE chats (id INTEGER PRIMARY KEY, prompt TEXT, completion TEXT)")
 
     def give(numbers: list[int]) -> None:
         with closing(sqlite3.connect(path)) as database, database:
             said = [(row(number)["prompt"], row(number)["completion"]) for number in numbers]
-            database.executemany("INSERT INTO chats (question, answer) VALUES (?, ?)", said)
+            database.executemany("INSERT INTO chats (prompt, completion) VALUES (?, ?)", said)
 
     def check() -> None:
         """The cursor stands on the last stored row."""
         positions = [json.loads(text)[0] for text in query("SELECT position FROM cursors")]
         assert max(positions, default=0) == len(stored_numbers())
 
-    source = f"sqlite:{path}?table=chats&map=prompt:question,completion:answer"
+    source = f"sqlite:{path}?table=chats"
     kill_again_and_again(source, rows=rows, kills=kills, give=give, check=check, seed=2)
     assert stored_numbers() == list(range(rows))
     assert integrity() == "ok"

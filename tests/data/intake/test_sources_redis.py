@@ -46,7 +46,7 @@ ENTRIES: list[tuple[dict[str, Any], str | None, Any]] = [
 def test_the_rows_in_an_entry(fields: dict[str, Any], field: str | None, expected: Any) -> None:
     cells = {name: value.encode() if isinstance(value, str) else value for name, value in fields.items()}
     try:
-        found: Any = rows_of_cells(cells, field, {})
+        found: Any = rows_of_cells(cells, field)
     except RowRefused as refused:
         found = refused.reason
     assert found == expected

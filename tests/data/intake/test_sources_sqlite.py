@@ -12,31 +12,29 @@ from collecting import collect_now, query, row, stored_numbers, total
 from hivetune.base.database import open_database
 from hivetune.data.intake import tables as source
 
-COLUMNS = "map=prompt:question,completion:answer"
-
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     """Another program's database."""
     with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as database:
-        database.execute("CREATE TABLE chats (id INTEGER PRIMARY KEY, question TEXT, answer TEXT, at REAL, extra)")
+        database.execute("CREATE TABLE chats (id INTEGER PRIMARY KEY, prompt TEXT, completion TEXT, at REAL, extra)")
         yield database
 
 
 def add(app: sqlite3.Connection, *numbers: int, at: float = 0.0) -> None:
     rows = [(row(number)["prompt"], row(number)["completion"], at) for number in numbers]
-    app.executemany("INSERT INTO chats (question, answer, at) VALUES (?, ?, ?)", rows)
+    app.executemany("INSERT INTO chats (prompt, completion, at) VALUES (?, ?, ?)", rows)
 
 
-def url(tmp_path: Path, options: str = f"table=chats&{COLUMNS}") -> str:
+def url(tmp_path: Path, options: str = "table=chats") -> str:
     return f"sqlite:{tmp_path / 'app.db'}?{options}"
 
 
-def test_rows_come_under_our_names_with_their_place(app: sqlite3.Connection, tmp_path: Path) -> None:
+def test_rows_come_with_their_place(app: sqlite3.Connection, tmp_path: Path) -> None:
     app.execute("INSERT INTO chats VALUES (5, 'q', '[1, 2]', 1.5, NULL)")
     collect_now(url(tmp_path))
     found = query("SELECT source, row FROM interactions")
-    expected = '{"id": 5, "at": 1.5, "extra": null, "prompt": "q", "completion": [1, 2]}'
+    expected = '{"id": 5, "prompt": "q", "completion": [1, 2], "at": 1.5, "extra": null}'
     assert found == [(f"{tmp_path / 'app.db'}#chats:5", expected)]
 
 
@@ -92,17 +90,17 @@ def test_a_column_that_is_called_rowid_is_not_the_position(app: sqlite3.Connecti
 def test_what_a_refused_row_is_told_to_do_helps(app: sqlite3.Connection, tmp_path: Path) -> None:
     add(app, 1)
     app.execute("UPDATE chats SET extra = x'ff'")
-    app.execute("INSERT INTO chats (question, answer) VALUES (CAST(x'ff' AS TEXT), 'a')")
+    app.execute("INSERT INTO chats (prompt, completion) VALUES (CAST(x'ff' AS TEXT), 'a')")
     assert total(url(tmp_path)) == (0, 0, 2, 0)
     hint, other = query("SELECT hint FROM refused")
-    assert hint.startswith("extra holds bytes") and "?table=VIEW&cursor=COLUMN" in hint and other.startswith("question")
-    app.execute("CREATE VIEW good AS SELECT id, question, answer FROM chats WHERE id = 1")
-    assert total(url(tmp_path, f"table=good&cursor=id&{COLUMNS}")) == (1, 0, 0, 0)
+    assert hint.startswith("extra holds bytes") and "?table=VIEW&cursor=COLUMN" in hint and other.startswith("prompt")
+    app.execute("CREATE VIEW good AS SELECT id, prompt, completion FROM chats WHERE id = 1")
+    assert total(url(tmp_path, "table=good&cursor=id")) == (1, 0, 0, 0)
 
 
 def test_rows_without_a_cursor_value_are_said(app: sqlite3.Connection, tmp_path: Path) -> None:
     add(app, 1, at=1.0)
-    app.execute("INSERT INTO chats (question, answer, at) VALUES ('question 2', 'a', NULL)")
+    app.execute("INSERT INTO chats (prompt, completion, at) VALUES ('question 2', 'a', NULL)")
     reader = source.SqliteReader(url(tmp_path, "table=chats&cursor=at"))
     with closing(open_database()) as database:
         next(reader.batches(database, False))

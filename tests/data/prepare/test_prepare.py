@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -124,9 +125,13 @@ def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monk
     lines, _ = planted(400, 60)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(lines))
-    alone = check(DataConfig(path=str(path)), model_folder=chatml)
+    settings = config(path, max_rejected=1)
+    alone, snapshot = check(DataConfig(path=str(path)), model_folder=chatml), prepare(settings, chatml)
+    shutil.rmtree(snapshot.folder)
     monkeypatch.setattr(module, "CHILDREN_FROM_BYTES", 0)
     monkeypatch.setattr(module, "num_workers", lambda: 3)
+    again = prepare(settings, chatml)
+    assert (again.hash, again.manifest["key"]) == (snapshot.hash, snapshot.manifest["key"])
     progress: list[tuple[int, int | None]] = []
     together = check(DataConfig(path=str(path)), model_folder=chatml, progress=lambda *p: progress.append(p))
     assert together.document == alone.document

@@ -1,6 +1,5 @@
 """A row's side is its own: it never depends on other rows, and what belongs together stays together."""
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from data.prepare.faults import WORDS
 from hivetune.config import DataConfig, parse_config
 from hivetune.data.prepare.prepare import check, prepare
 from hivetune.records import Split
+from hivetune.train.plan.run import checked_rows
 
 
 def sides(path: Path, chatml: Path, **data: Any) -> dict[str, str]:
@@ -67,13 +67,22 @@ def test_a_group_is_one_draw_and_shares_hold_by_rows(seed: int, write_rows: Call
     assert sum(found == {"train"} for found in answers.values()) > 10
 
 
-def test_a_share_that_is_missed_is_said(write_rows: Callable[..., Path]) -> None:
+def test_a_share_that_is_missed_is_said(write_rows: Callable[..., Path], chatml: Path) -> None:
+    """In the report and in the plan; `init` writes it into the config (tests/cli/test_machine.py)."""
     rows = [chat(f"question {i}", f"answer {i}", session=f"s{i % 5}") for i in range(100)]
-    groups = check(DataConfig(path=str(write_rows(rows)))).document["groups"]
-    found = check(DataConfig(path=str(write_rows(rows)))).document["splits"]
-    missed = [split for split in ("test", "validation") if not 100 / 15 <= found[split] <= 15]
-    assert sorted(sentence.split()[0] for sentence in groups["missed"]) == missed
-    assert json.dumps(groups)
+    document = check(DataConfig(path=str(write_rows(rows))), model_folder=chatml).document
+    missed = [split for split in ("test", "validation") if not 100 / 15 <= document["splits"][split] <= 15]
+    assert missed and sorted(sentence.split()[0] for sentence in document["groups"]["missed"]) == missed
+    assert all(sentence in checked_rows(document).words for sentence in document["groups"]["missed"])
+
+
+def test_one_long_conversation_is_said_to_be_trained_alone(write_rows: Callable[..., Path], chatml: Path) -> None:
+    """Its parts are one row, so no part of it is held out."""
+    turns = [turn for i in range(40) for turn in chat(f"question {i} " * 9, f"answer {i} " * 9)["messages"]]
+    path = write_rows([{"messages": turns}])
+    document = check(DataConfig(path=str(path), on_overlong="split"), model_folder=chatml, max_length=400).document
+    [said] = document["groups"]["missed"]
+    assert document["changed"] == {"split": 1} and said.startswith("none of 1 rows is held out")
 
 
 def test_few_large_groups_do_not_fill_the_held_out_splits(write_rows: Callable[..., Path]) -> None:

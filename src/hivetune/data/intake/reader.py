@@ -69,8 +69,8 @@ def rows_of_text(text: bytes) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_of_cells(cells: Mapping[str, Any], field: str | None, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the rows of named cells, mostly one, with the names of `names` (ours -> theirs). Raise RowRefused.
+def rows_of_cells(cells: Mapping[str, Any], field: str | None) -> list[dict[str, Any]]:
+    """Return the rows of named cells, mostly one. Raise RowRefused.
 
     They are the JSON of `field`, else of one of WRAPPERS with the other cells, else the cells themselves, in which
     JSON objects and arrays are parsed.
@@ -82,12 +82,11 @@ def rows_of_cells(cells: Mapping[str, Any], field: str | None, names: Mapping[st
     if field is not None:
         if cells.get(field) is None:
             raise RowRefused("bad-json", f"there is no {field}: check field= in the source")
-        return [_renamed(row, names) for row in _rows_of_document(cells[field])]
+        return _rows_of_document(cells[field])
     row = {name: _parsed(name, value) for name, value in cells.items()}
     wrapper = next((name for name in WRAPPERS if isinstance(row.get(name), dict)), None)
     if wrapper is not None:
         row |= row.pop(wrapper)
-    row = _renamed(row, names)
     inside = rows_inside(json.dumps(row).encode())
     return [row] if inside is None else [dict(parse_row(payload)) for payload in inside]
 
@@ -114,12 +113,6 @@ def _parsed(name: str, value: Any) -> Any:
     return value
 
 
-def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    mapped = {ours: row[theirs] for ours, theirs in names.items() if theirs in row}
-    used = set(names.values())
-    return {name: value for name, value in row.items() if name not in used and name not in mapped} | mapped
-
-
 def parse_options(query: str, names: Sequence[str], source: str, *, strict: bool) -> dict[str, str]:
     """Return our own query parameters. Raise UsageError for others; not `strict`, for those that look like ours."""
     # Of a URL the others belong to the client. No password is shown.
@@ -133,15 +126,3 @@ def parse_options(query: str, names: Sequence[str], source: str, *, strict: bool
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
             raise UsageError(f"{shown}: unknown option {name}", hint=hint)
     return options
-
-
-def parse_map(text: str) -> dict[str, str]:
-    """Parse `prompt:question,completion:answer` to our name -> theirs. Raise UsageError."""
-    pairs = [part.partition(":") for part in text.split(",")] if text else []
-    for ours, _, theirs in pairs:
-        if not ours or not theirs:
-            raise UsageError(
-                f"map={text}: {ours or theirs!r} is not a pair",
-                hint="write map=OUR_NAME:THEIR_COLUMN,..., for example map=prompt:question",
-            )
-    return {ours: theirs for ours, _, theirs in pairs}

@@ -15,11 +15,11 @@ from typing import Any
 
 from hivetune.data.files.unpack import package
 from hivetune.data.intake.interactions import Batch, Delivery, read_cursor
-from hivetune.data.intake.reader import Batches, Reader, delivered, parse_map, parse_options, rows_of_cells
+from hivetune.data.intake.reader import Batches, Reader, delivered, parse_options, rows_of_cells
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 
 SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "unix://")
-OPTIONS = ("stream", "field", "map")
+OPTIONS = ("stream", "field")
 _BATCH_ROWS = 500
 # So long a server that does not answer is asked again: one that restarts loads its data first, and a replica takes over
 # only after the timeout of its Cluster.
@@ -60,7 +60,7 @@ class RedisReader(Reader):
         if "stream" not in options:
             raise UsageError(f"{self._shown} names no stream", hint="add ?stream=NAME")
         self._stream, self._patience_s = options["stream"], patience_s
-        self._rows = partial(rows_of_cells, field=options.get("field"), names=parse_map(options.get("map", "")))
+        self._rows = partial(rows_of_cells, field=options.get("field"))
         super().__init__(f"{self._shown}#{self._stream}")
         self._client: Any = None
         self._checked_at = -math.inf

@@ -13,11 +13,11 @@ from typing import Any
 from hivetune.base.database import open_to_read
 from hivetune.base.paths import spelled
 from hivetune.data.intake.interactions import Batch, Delivery, read_cursor
-from hivetune.data.intake.reader import Batches, Reader, delivered, parse_map, parse_options, rows_of_cells
+from hivetune.data.intake.reader import Batches, Reader, delivered, parse_options, rows_of_cells
 from hivetune.errors import Busy, UsageError
 
 PAGE_ROWS = 1000
-OPTIONS = ("table", "map", "cursor", "field")
+OPTIONS = ("table", "cursor", "field")
 Cells = dict[str, Any]
 
 
@@ -33,10 +33,9 @@ class SqliteReader(Reader):
             raise UsageError(f"{source} names no table", hint="write sqlite:PATH?table=NAME")
         self._path, self._table = os.path.realpath(os.path.expanduser(path)), options["table"]
         super().__init__(f"{self._path}#{self._table}")
-        field, names = options.get("field"), parse_map(options.get("map", ""))
-        self._rows = partial(rows_of_cells, field=field, names=names)
-        self._column = options.get("cursor")
-        self._named = [name for name in (*names.values(), self._column, field) if name]
+        self._column, field = options.get("cursor"), options.get("field")
+        self._rows = partial(rows_of_cells, field=field)
+        self._named = [name for name in (self._column, field) if name]
         self._cursor = ""  # the column of the position as SQL has it
         self._rowid = ""  # the name of the rowid, if the table has one that no column hides
         self._connection: sqlite3.Connection

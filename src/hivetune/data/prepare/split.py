@@ -34,8 +34,8 @@ def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: DataConfig)
     """Give each row with the fate train its group and its split. `alike` are pairs of rows that ask nearly the same.
 
     Return for the report the number of `groups`, the size of the `largest`, the rows whose ties were not all kept since
-    the group would be larger than all that may be held out (`broken_up`), and a sentence for each split that misses its
-    share by more than SHARE_FACTOR (`missed`).
+    the group would be larger than all that may be held out (`broken_up`), and what to say of splits that miss their
+    shares by more than SHARE_FACTOR (`missed`).
     """
     num_rows = work.num_rows
     usable = bytearray(num_rows)
@@ -68,18 +68,26 @@ def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: DataConfig)
         ((root[row], SPLITS[side[root[row]]], row) for row in range(num_rows) if usable[row]),
     )
     work.database.execute("COMMIT")
-    held = _rows_of(groups, side, sizes)
     return {
         "groups": len(groups),
         "largest": max((sizes[group] for group in groups), default=0),
         "broken_up": len(broken),
-        "missed": [
-            f"{SPLITS[split]} holds {held[split]:,} of {total:,} rows ({held[split] / total:.0%}),"
-            f" not {rows / total:.0%}"
-            for split, rows in _wanted(total, data)
-            if total and _misses(held[split], rows)
-        ],
+        "missed": _missed(total, _rows_of(groups, side, sizes), _wanted(total, data)),
     }
+
+
+def _missed(total: int, held: Sequence[int], wanted: Iterable[tuple[int, float]]) -> list[str]:
+    """Return a sentence for each split that misses its share, or one if nothing at all is held out."""
+    if held[SPLITS.index("train")] == total > 0 and any(rows for _, rows in wanted):
+        return [
+            f"none of {total:,} rows is held out, so nothing can be judged (a row, or a session, is on one side: "
+            "add others, or give a long conversation as several rows with sessions of their own)"
+        ]
+    return [
+        f"{SPLITS[split]} holds {held[split]:,} of {total:,} rows ({held[split] / total:.0%}), not {rows / total:.0%}"
+        for split, rows in wanted
+        if total and _misses(held[split], rows)
+    ]
 
 
 def _equal(work: "Work", column: str, most: int, broken: set[int]) -> Iterator[tuple[int, int]]:

@@ -291,7 +291,7 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
 
 def checked_rows(report: Mapping[str, Any]) -> CountedRows:
     """Return the number and mean length of the training rows from the report of a `check` with a model."""
-    basis = f"{report['rows_in']:,} rows checked"
+    basis = "; ".join([f"{report['rows_in']:,} rows checked", *report["groups"]["missed"]])
     return CountedRows(report["splits"]["train"], report["tokens"] / report["usable"], basis)
 
 
