@@ -132,7 +132,7 @@ def make_loop(name: str = "faq") -> Path:
         )
     with Journal(folder / "cycle.jsonl") as journal:
         journal.append("end", cycle="c1", station="judge", outcome="done", words=HOSTILE)
-        journal.append("decision", now=time.time(), do="wait", reason=f"12 of 200 new groups {HOSTILE}", again_at=9e9)
+        journal.append("decision", now=time.time(), do="wait", reason=f"12 of 200 new groups {HOSTILE}")
     return folder
 
 

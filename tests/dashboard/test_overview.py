@@ -51,7 +51,7 @@ def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> N
         values = "('c1', 'faq', 1, 'groups', '{}', 2, 'failed', 'the disk broke')"
         database.execute(f"INSERT INTO cycles ({columns}) VALUES {values}")
     with Journal(loop_folder("faq") / JOURNAL) as journal:
-        journal.append("decision", now=5.0, do="wait", reason="12 of 40", again_at=9.0)
+        journal.append("decision", now=5.0, do="wait", reason="12 of 40")
         journal.append("end", cycle="c1", station="train", outcome="failed", words="the disk broke")
     with lock(loop_folder("faq")):
         assert overview().loops[0].pid is not None

@@ -75,7 +75,7 @@ def settle_encodings() -> None:
 
 # From a document to text.
 
-TIMES = frozenset({"created", "revoked", "opened", "closed", "time", "begun", "again_at"})
+TIMES = frozenset({"created", "revoked", "opened", "closed", "time", "begun"})
 PLAIN_NUMBERS = frozenset({"pid", "seed", "version"})
 SUFFIXES = ("_bytes", "_seconds", "_s")  # units, which stand behind the value
 

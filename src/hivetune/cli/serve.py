@@ -174,7 +174,7 @@ def _look(config: RunConfig) -> None:
 
 
 def look_document(seen: Look) -> dict[str, Any]:
-    plain = parts(seen, "do reason champion") | {"again_at": seen.again_at or None}
+    plain = parts(seen, "do reason champion")
     rows = parts(seen.rows, "groups problem")
     return {**plain, "open": None if seen.open is None else seen.open.id, "rows": rows}
 

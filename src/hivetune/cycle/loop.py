@@ -35,7 +35,7 @@ from hivetune.release.registry import champion_of, check_release_name, desired
 UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
 # A server that is gone is asked again and again: after so long it is left for the next look.
 SILENT_S = 10.0
-LOOK_AGAIN_S = 60.0  # a look counts the rows of the store, so new ones and what a person says wait for the next
+LOOK_AGAIN_S = 60.0  # a look counts the rows of the store; all that a loop waits for waits for the next one
 MAX_FAILURES = 3  # of one station in a row; then the cycle is closed
 RETRY_S = 120.0  # after a failed station
 # What failed three times costs at most one training a day.
@@ -58,34 +58,28 @@ _DAY = 24 * 60
 
 @dataclass(frozen=True)
 class Permission:
-    """Permission for long work now. `until`: when it must end, None for never. `again`: when it may continue, if not
-    now; None where a person says so. `reason`: why, in words, also when it may."""
+    """Permission for long work now. `until`: when it must end, None for never. `reason`: why, in words, also when it
+    may."""
 
     now: bool = True
     until: float | None = None
-    again: float | None = None
     reason: str = "no window is set"
 
 
 @dataclass(frozen=True)
 class Look:
-    """What the loop saw, and what it does now, with its reason. `again_at`: the end of a wait, seconds since 1970.
-    `champion`: the release that is served, None before the first."""
+    """What the loop saw, and what it does now, with its reason. `champion`: the release that is served, None before the
+    first."""
 
     do: Literal["wait", "open", "continue"]
     reason: str
-    again_at: float = 0.0
     champion: str | None = None
     open: CycleRow | None = None
     opens_for: OpenedFor = "rows"
     rows: RowsNow = field(default_factory=RowsNow)
 
-    def waits(self, reason: str, until: float | None = None) -> "Look":
-        # A wait never ends in the past: a clock may have been set back.
-        return replace(self, do="wait", reason=reason, again_at=max(until or 0.0, self.again_at))
-
-    def does(self, what: Literal["open", "continue"], reason: str) -> "Look":
-        return replace(self, do=what, reason=reason, again_at=0.0)
+    def waits(self, reason: str) -> "Look":
+        return replace(self, do="wait", reason=reason)
 
 
 def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Domain | None = None) -> Look:
@@ -100,7 +94,7 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
         asked = (folder / record.NOW).exists() if opened is None else opened.opened_for == "request"
         allowed = allowed_now(config.cycle.window, now, asked=asked)
         label = None if champion is None else champion.label
-        seen = Look("wait", "", now + LOOK_AGAIN_S, label, opened, "request" if asked else "rows")
+        seen = Look("wait", "", label, opened, "request" if asked else "rows")
         if (folder / record.PAUSED).exists():
             return seen.waits("paused by a person")
         if opened is not None:
@@ -111,7 +105,7 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
     if cycles and cycles[-1].end == "failed" and not asked:
         failed_at = cycles[-1].closed or 0.0
         if failed_at <= now < failed_at + COOL_S:
-            return seen.waits(f"cycle {cycles[-1].id} failed: {cycles[-1].reason}", failed_at + COOL_S)
+            return seen.waits(f"cycle {cycles[-1].id} failed: {cycles[-1].reason}")
     if domain is None:
         reason = "asked for by a person" if asked else f"{rows.groups} new groups, {allowed.reason}"
         enough = 1 if asked else config.cycle.after_rows
@@ -125,21 +119,21 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
         if any(cycle.champion == label for cycle in ended):
             return seen.waits(f"{name} follows the next promotion of {leader}")
     if not allowed.now:
-        return seen.waits(allowed.reason, allowed.again)
+        return seen.waits(allowed.reason)
     if champion is not None:
         champion.check()  # now, not after hours of training: the candidate is compared with it
-    return seen.does("open", reason)
+    return replace(seen, do="open", reason=reason)
 
 
 def _look_at_open(seen: Look, cycle: CycleRow, allowed: Permission, now: float) -> Look:
     """Return whether the open cycle continues now."""
     if cycle.failed_at is not None and cycle.failed_at <= now < cycle.failed_at + RETRY_S:
-        return seen.waits(f"{cycle.station} failed and is tried again: {cycle.words}", cycle.failed_at + RETRY_S)
+        return seen.waits(f"{cycle.station} failed and is tried again: {cycle.words}")
     if not allowed.now:
-        return seen.waits(f"cycle {cycle.id}: {allowed.reason}", allowed.again)
+        return seen.waits(f"cycle {cycle.id}: {allowed.reason}")
     if allowed.until is not None and allowed.until - now < MIN_WINDOW_S:
         return seen.waits(f"cycle {cycle.id}: what is left of the window is too short")
-    return seen.does("continue", f"cycle {cycle.id} is open")
+    return replace(seen, do="continue", reason=f"cycle {cycle.id} is open")
 
 
 def parse_window(text: str) -> tuple[int, int]:
@@ -165,9 +159,9 @@ def allowed_now(window: str | None, now_s: float, *, asked: bool = False) -> Per
     days = [(_moment(today, day * _DAY + start), _moment(today, day * _DAY + end)) for day in (-1, 0, 1, 2)]
     for start_s, end_s in days:
         if start_s <= now_s < end_s:
-            return Permission(True, end_s, None, f"open until {_shown(end_s, now_s)}")
+            return Permission(True, end_s, f"open until {_shown(end_s, now_s)}")
     coming_s = next(start_s for start_s, _ in days if start_s > now_s)
-    return Permission(False, None, coming_s, f"the window opens at {_shown(coming_s, now_s)}")
+    return Permission(False, None, f"the window opens at {_shown(coming_s, now_s)}")
 
 
 def _moment(today: date, minutes: int) -> float:
@@ -209,7 +203,7 @@ class Loop:
                 self._told.pop("look", None)
                 if seen.do == "wait" and once:
                     return seen
-                wait_s = max(0.0, min(seen.again_at - self.clock(), LOOK_AGAIN_S)) if seen.do == "wait" else 0.0
+                wait_s = LOOK_AGAIN_S if seen.do == "wait" else 0.0
             except FAILURES as error:
                 is_bug = isinstance(error, OSError) and error.errno not in UNWRITABLE
                 if isinstance(error, Stopped) or once or is_bug:
@@ -244,7 +238,7 @@ class Loop:
         seen = look(config, name, self.rows, self.clock(), domain)
         self.rows = self.rows if seen.rows.key is None else seen.rows
         if self._is_news(name, seen.reason) or seen.do != "wait":
-            decided = {"do": seen.do, "reason": seen.reason, "again_at": seen.again_at}
+            decided = {"do": seen.do, "reason": seen.reason}
             self.journal.append("decision", now=self.clock(), **decided)
             self.say(f"{'waits' if seen.do == 'wait' else seen.do}: {seen.reason}")
         # Opened in one step and continued in the next, by which a kill between them is like any other.
