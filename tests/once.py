@@ -25,7 +25,7 @@ def copy_of(name: str, make: Callable[[Path], object], target: Path) -> None:
     common = Path(
         os.environ.get("HIVETUNE_TEST_COMMON") or tempfile.mkdtemp(prefix="hivetune-")
     )  # a benchmark has none
-    with one_at_a_time(common):
+    with one_at_a_time(common / f".{name}"):
         if not (common / name).exists():
             work = Path(tempfile.mkdtemp(dir=common))
             make(work)

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,18 +27,9 @@ def some_rows(count: int) -> list[PlanRow]:
     ]
 
 
-def a_plan(
-    count: int = 10, batch_size: int = 4, epochs: float = 2, max_steps: int | None = None, seed: int = 0
-) -> Plan:
-    return make_plan(
-        some_rows(count),
-        snapshot_hash="s",
-        settings_hash="t",
-        seed=seed,
-        batch_size=batch_size,
-        epochs=epochs,
-        max_steps=max_steps,
-    )
+def a_plan(count: int = 10, batch_size: int = 4, epochs: float = 2, max_steps: int | None = None, **more: Any) -> Plan:
+    named = {"snapshot_hash": "s", "settings_hash": "t", "seed": 0, "max_steps": max_steps, **more}
+    return make_plan(some_rows(count), batch_size=batch_size, epochs=epochs, **named)
 
 
 @given(counts, batches, st.integers(1, 4), st.integers(0, 9))
@@ -89,6 +81,27 @@ def test_order_does_not_depend_on_the_hash_seed_of_python() -> None:
         for seed in ("1", "2")
     }
     assert outputs == {(a_plan(30, 7, 2).sha256 + "\n").encode()}
+
+
+def test_one_chunk_is_trained_for_all_its_epochs_before_the_next(tmp_path: Path) -> None:
+    plan = a_plan(25, chunk_rows=10)
+    assert plan.chunk_ends == (6, 12, 16)
+    steps, rows = list(plan.steps), [row.row for row in some_rows(25)]
+    for start, end, chunk in ((0, 6, rows[:10]), (6, 12, rows[10:20]), (12, 16, rows[20:])):
+        assert sorted(row for step in steps[start:end] for row in step.rows) == sorted([*chunk, *chunk])
+    assert plan.rows_reached() == (set(rows), set())
+    write_plan(tmp_path, plan)
+    assert read_plan(tmp_path).chunk_ends == plan.chunk_ends and list(read_plan(tmp_path).steps) == steps
+    assert list(a_plan(25, chunk_rows=100).steps) == list(a_plan(25).steps)
+    assert list(a_plan(0, chunk_rows=100).steps) == []
+
+
+@pytest.mark.parametrize("most", [1, 6, 8, 16, 99])
+def test_the_step_limit_counts_over_all_chunks(most: int) -> None:
+    whole, plan = a_plan(25, chunk_rows=10), a_plan(25, max_steps=most, chunk_rows=10)
+    assert list(plan.steps) == list(whole.steps)[:most]
+    assert set(plan.chunk_ends) - {most} == {end for end in (6, 12, 16) if end < most}
+    assert plan.rows_reached(most)[0] == {row for step in plan.steps for row in step.rows}
 
 
 @given(counts, batches, st.integers(0, 12), st.sets(st.integers(0, 59), max_size=8), st.integers(0, 5))

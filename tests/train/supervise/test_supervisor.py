@@ -12,26 +12,28 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forks import FORKS
 from scripted import HOST, events, make_run, supervise
 
 from hivetune.base.disk import lock
 from hivetune.base.journal import read_journal
 from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
 from hivetune.run import checkpoints
+from hivetune.run.choices import Choices
+from hivetune.run.folder import read_resolved, write_resolved
 from hivetune.run.status import run_status, stop_run
 from hivetune.train.plan.steps import read_plan
 from hivetune.train.supervise import attempt, supervisor
-from hivetune.train.supervise.attempt import Terms
+from hivetune.train.supervise.attempt import Terms, worker_effects
 
 pytestmark = pytest.mark.slow  # processes are started, stopped and killed
 PACE = {"pace_s": 0.02}
 SUPERVISOR = """
-import sys
+import json, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from scripted import make_run, supervise
+sys.path[:0] = sys.argv[2:]
+from train.supervise.scripted import supervise
 from hivetune.config import parse_config
-import json
 folder = Path(sys.argv[1])
 config = parse_config(json.loads((folder / "run/config.resolved.yaml").read_text())["config"])
 outcome = supervise(folder, config)
@@ -40,7 +42,8 @@ sys.exit(0 if outcome.error is None else outcome.error.exit_code)
 
 
 def start(folder: Path) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(folder), str(Path(__file__).parent)])
+    with open(folder / "log", "ab") as log:
+        return FORKS.start_script(SUPERVISOR, str(folder), log=log)
 
 
 def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
@@ -72,7 +75,7 @@ def test_a_signal_ends_it_after_a_checkpoint_and_it_goes_on_later(tmp_path: Path
 
 def test_with_nohup_it_goes_on_when_the_terminal_closes(tmp_path: Path) -> None:
     make_run(tmp_path, [PACE])
-    command = ["nohup", sys.executable, "-c", SUPERVISOR, str(tmp_path), str(Path(__file__).parent)]
+    command = ["nohup", sys.executable, "-c", SUPERVISOR, str(tmp_path), str(Path(__file__).parents[2])]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: steps(tmp_path) > 2, process)
     process.send_signal(signal.SIGHUP)
@@ -248,3 +251,43 @@ def test_who_started_it_may_ask_for_its_end_without_a_signal(tmp_path: Path) -> 
     assert outcome.status == "stopped" and 4 <= outcome.steps < 24
     assert isinstance(outcome.error, Stopped) and outcome.error.signal_number is None
     assert supervise(tmp_path, config).steps == 24
+
+
+# The variables that a run was settled with reach each of its workers, and only them; the ladder's lie over them.
+
+POISON = "HSA_OVERRIDE_GFX_VERSION"
+SETTLED = {"HSA_ENABLE_SDMA": "0", POISON: None}
+
+
+def settle(run: Path, environment: dict[str, str | None]) -> None:
+    config, choices = read_resolved(run)
+    write_resolved(run, config, Choices(environment=environment).over(choices))
+
+
+def test_a_worker_has_them_in_every_attempt_and_the_journal_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(POISON, "10.3.0")
+    faults = [
+        {"do": "SIGSEGV", "step": 3, "times": 1},
+        {"do": "SIGSEGV", "step": 5, "rung": {"HSA_ENABLE_SDMA": "0"}},  # of a worker without the variable
+    ]
+    config = make_run(tmp_path, faults)
+    settle(tmp_path / "run", SETTLED)
+    outcome = supervise(tmp_path, config).check()
+    assert outcome.restarts == 1
+    assert [entry["environment"] for entry in events(tmp_path, "attempt")] == [SETTLED, SETTLED]
+    assert os.environ[POISON] == "10.3.0" and "HSA_ENABLE_SDMA" not in os.environ
+
+
+def test_a_change_of_the_ladder_lies_over_them(tmp_path: Path) -> None:
+    make_run(tmp_path, [])
+    settle(tmp_path / "run", {"TORCH_BLAS_PREFER_HIPBLASLT": "1", POISON: None})
+    environment, choices = worker_effects(tmp_path / "run", ("blas", "general"))
+    assert environment["TORCH_BLAS_PREFER_HIPBLASLT"] == "0" and environment[POISON] is None
+    assert choices == Choices(path="general")
+
+
+def test_a_run_without_any_is_as_before(tmp_path: Path) -> None:
+    make_run(tmp_path, [])
+    assert worker_effects(tmp_path / "run", ()) == ({}, Choices())
