@@ -206,6 +206,7 @@ def test_a_name_that_is_nearly_a_runs_name(tmp_path: Path, call: Call, monkeypat
     with open_database() as database:
         database.execute("UPDATE runs SET path = ?", (str(run.rename(run.with_name("helpdesk-2f3a"))),))
     database.close()
+    assert "hivetune releases helpdesk@1" in call("show", "helpdesk@1")[1]
     assert "did you mean helpdesk-2f3a? see the runs: hivetune runs" in call("show", "helpdsk-2f3a")[1]
     assert "did you mean last?" in call("show", "lasst")[1]
     assert shortest_name(run.with_name("helpdesk-2f3a")) == "helpdesk-2f3a"

@@ -271,7 +271,7 @@ def forget(
     with closing(open_database()) as database:
         if aside:
             kept = set_aside(database, kind, value, by=who())
-            said = f"{kept:,} rows are set aside; the dashboard's page Review takes them back"
+            said = f"set aside: {kept:,}; the dashboard's page Review takes rows back"
             answer({"kind": kind, "value": value, "set_aside": kept}, said)
             return
         found = run_forget(database, kind, value)

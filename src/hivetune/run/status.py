@@ -272,6 +272,7 @@ def find_run(name: str, or_else: str = "") -> Path:
     near = difflib.get_close_matches(name, [LAST, *(run.name for run in runs)], 1)
     hint = f"{f'did you mean {near[0]}? ' if near else ''}see the runs: hivetune runs"
     hint = hint if runs else "train the first one: hivetune train CONFIG"
+    hint = f"a release is shown by: hivetune releases {name}" if "@" in name and not or_else else hint
     raise UsageError(f"there is no run{or_else} {name!r}", hint=hint)
 
 
