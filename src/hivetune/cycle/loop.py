@@ -154,14 +154,12 @@ def allowed_now(window: str | None, now_s: float, *, asked: bool = False) -> Per
         return Permission(reason="a person asked for it" if asked else "no window is set")
     start, end = parse_window(window)
     today = datetime.fromtimestamp(now_s).date()
-    # Yesterday's window may reach into today, and today's may be over: tomorrow's comes next. A day with a change of
-    # the clocks may put that one behind, so one more is looked at.
-    days = [(_moment(today, day * _DAY + start), _moment(today, day * _DAY + end)) for day in (-1, 0, 1, 2)]
-    for start_s, end_s in days:
+    # Yesterday's window may reach into today.
+    for day in (-1, 0):
+        start_s, end_s = (_moment(today, day * _DAY + minute) for minute in (start, end))
         if start_s <= now_s < end_s:
-            return Permission(True, end_s, f"open until {_shown(end_s, now_s)}")
-    coming_s = next(start_s for start_s, _ in days if start_s > now_s)
-    return Permission(False, None, f"the window opens at {_shown(coming_s, now_s)}")
+            return Permission(True, end_s, f"inside the window {window}")
+    return Permission(False, None, f"outside the window {window}")
 
 
 def _moment(today: date, minutes: int) -> float:
@@ -172,17 +170,10 @@ def _moment(today: date, minutes: int) -> float:
     return datetime.combine(today + timedelta(days), clock(minute // 60, minute % 60)).timestamp()
 
 
-def _shown(moment_s: float, now_s: float) -> str:
-    """Return a moment for people: the time, with the date if that is not today's."""
-    moment, now = datetime.fromtimestamp(moment_s), datetime.fromtimestamp(now_s)
-    return moment.strftime("%H:%M" if moment.date() == now.date() else "%Y-%m-%d %H:%M")
-
-
 @dataclass
 class Loop:
     """The loop of one config. Make it with `opened`, which holds its lock. `say` gets a line of words for what it does.
-    `failure`: of the newest station that was
-    tried, None after a success."""
+    `failure`: of the newest station that was tried, None after a success."""
 
     config: RunConfig
     name: str
