@@ -174,6 +174,10 @@ def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
             {"prompt": "subject", "completion": "resolution"},
         ),
         (
+            [{"": str(n), "English": f"The river {n} is cold.", "Hindi": f"nadi {n} hai"} for n in range(6)],
+            {"prompt": "English", "completion": "Hindi"},
+        ),
+        (
             [{"sentence": f"The plot of {n} is thin.", "category": "bad" if n % 2 else "good"} for n in range(6)],
             {"prompt": "sentence", "completion": "category"},
         ),

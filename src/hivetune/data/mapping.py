@@ -190,8 +190,12 @@ def rows_at(record: Any, path: str) -> list[Any]:
 
 
 def _has_column(row: Row, column: str) -> bool:
-    """Return whether a row has a column, with or without a value; of a path, whether there is a value."""
-    return column in row or value_of(row, column) is not None
+    """Return whether a row has a column, with or without a value."""
+    above, _, last = column.rpartition(".")
+    if column in row or value_of(row, column) is not None:
+        return True
+    holder = parsed(value_of(row, above)) if above else None
+    return isinstance(holder, Mapping) and last in holder
 
 
 def near_column(row: Row, name: str) -> str:

@@ -333,7 +333,7 @@ def _texts(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {
         path: texts
         for path, texts in values.items()
-        if path[-1] == "]" or any(as_position(text) is None for text in texts)
+        if path.endswith("]") or any(as_position(text) is None for text in texts)
     }
 
 
