@@ -77,7 +77,6 @@ def test_every_command_explains_itself_and_is_one_document(name: str) -> None:
         ("show", "Missing argument"),
         ("bench rows.jsonl --repeat many", "'--repeat'"),
         ("runs extra", "extra"),
-        ("--show-completion", "--show-completion"),
         ("train no.yaml", "cannot read no.yaml"),
     ],
 )

@@ -1,6 +1,7 @@
-"""The pages about data say what the code does."""
+"""The pages about data say what the code does, and the generated ones are up to date (python tools/pages.py)."""
 
 import re
+import runpy
 from pathlib import Path
 
 from hivetune.data.formats import all_formats
@@ -32,3 +33,9 @@ def test_every_layout_is_documented() -> None:
 def test_the_page_on_rows_from_documentation_has_every_kind() -> None:
     page = (DOCS / "synth.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `([a-z-]+)` \|", page, flags=re.M)) == {*KIND_WEIGHTS}
+
+
+def test_the_pages_are_what_the_settings_and_the_knowledge_say() -> None:
+    pages = runpy.run_path(str(DOCS.parent / "tools" / "pages.py"))["pages"]()
+    assert [path.name for path, text in pages.items() if path.read_text(encoding="utf-8") != text] == []
+    assert all("| `" in text for text in pages.values())
