@@ -4,14 +4,13 @@ import mmap
 from array import array
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.lessons import Lesson, unpacked_lesson
-from hivetune.data.prepare.lessons import Lessons, judge_rows
+from hivetune.data.prepare.lessons import judge_rows
 from hivetune.data.prepare.near import Pair, dropped, near_pairs
 from hivetune.data.prepare.split import split_rows
 from hivetune.data.prepare.work import USABLE, Work
@@ -23,20 +22,14 @@ SYNTHETIC_SHARE = 0.5  # the most that synthetic rows may be of the usable ones
 CLIENT_SHARE = 1 / 3
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """What the report says of the decisions; the fates themselves are in the file of rows."""
-
-    groups: dict[str, Any]
-    synthetic: dict[str, int]  # usable rows that a maker made (`rows`), and the others
-    lessons: Lessons
-
-
 def decide_rows(
     work: Work, data: DataConfig, frozen: Collection[int], learn: LearnConfig, set_aside: Collection[str]
-) -> Decisions:
-    """Give every row its fate. `frozen` has the hashes of questions that are never trained (data/frozen.py),
-    `set_aside` the ids of the interactions that a person keeps out."""
+) -> dict[str, Any]:
+    """Give every row its fate, and return what the report says of it: `groups`, `synthetic` and `learn`.
+
+    `frozen` has the hashes of questions that are never trained (data/frozen.py), `set_aside` the ids of the
+    interactions that a person keeps out.
+    """
     _drop_equal(work)
     _drop_beginnings(work)
     alike = _drop_near(work, data.near_duplicates) if data.near_duplicates > 0 else ()
@@ -47,7 +40,7 @@ def decide_rows(
     # The next steps take rows out of their splits and move none to another one, so that a held-out row stays held out
     # whatever a config leaves out.
     _set_frozen_aside(work, frozen)
-    lessons = judge_rows(work.database, learn)
+    lessons = judge_rows(work.database, learn.use)
     if data.balance != "none":
         _balance(work, data.balance)
     if data.max_rows is not None:
@@ -60,7 +53,7 @@ def decide_rows(
         named = ((reason, identity) for identity, reason in read_leave_out(Path(data.leave_out)).items())
         work.database.execute("CREATE INDEX rows_id ON rows (id)")
         work.database.executemany(f"UPDATE rows SET fate = ? WHERE id = ? AND {USABLE}", named)
-    return Decisions(groups, synthetic, lessons)
+    return {"groups": groups, "synthetic": synthetic, "learn": lessons}
 
 
 def _drop_equal(work: Work) -> None:

@@ -3,13 +3,14 @@
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hivetune.config import DataConfig
 from hivetune.data.checks.lessons import group_hash, lesson_hashes, lesson_of, packed_lesson, question, read_hash
-from hivetune.data.checks.redact import Policy, apply_policy
+from hivetune.data.checks.redact import apply_policy
 from hivetune.data.checks.rules import CHECKS, check_messages, control_token_check, has_mojibake
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash, storable
 from hivetune.data.judged import is_small_edit, with_worse
@@ -27,20 +28,14 @@ ROW_LIMIT_S = 20.0  # of processor time; a row of 1 MB takes 0.5 s on a slow cor
 BAD_MARK = 0x5F0BAD5F0BAD5F0B  # makes the hash of a bad answer differ from the same answer called good
 
 
-@dataclass(frozen=True, slots=True)
-class RowSettings:
-    """What the examination of a row depends on."""
+class RowSettings(NamedTuple):
+    """What the examination of a row depends on. `learn` are the kinds of lessons, `forgotten` is as in hive.db."""
 
-    columns: Mapping[str, str]
-    system_prompts: Mapping[str, str]
-    on_overlong: str
-    also_train: Sequence[str]
+    data: DataConfig
     learn: Sequence[str]
-    on_private: Policy
-    near_duplicates: float
     max_length: int
     model_folder: Path | None
-    forgotten: frozenset[tuple[str, str]] = frozenset()  # (kind, hash) as in hive.db
+    forgotten: frozenset[tuple[str, str]] = frozenset()  # (kind, hash)
 
 
 class Examined(NamedTuple):
@@ -88,7 +83,7 @@ class Examiner:
         forgotten = self._settings.forgotten
         name = raw.source.rpartition(":")[0]
         try:
-            row = read_example(raw, self._settings.columns, pairs="pairs" in self._settings.learn)
+            row = read_example(raw, self._settings.data.columns, pairs="pairs" in self._settings.learn)
         except RowRefused:
             if forgotten and is_forgotten_raw(forgotten, (name, os.path.realpath(name)), raw.payload):
                 raise RowRefused("forgotten") from None
@@ -106,12 +101,12 @@ class Examiner:
     def _clean(self, row: ExaminedRow) -> ExaminedRow:
         """Redact secrets and personal data, apply the policies, and add the system prompt."""
         settings = self._settings
-        example, notes = apply_policy(row.example, settings.on_private)
+        example, notes = apply_policy(row.example, settings.data.on_private)
         example = _apply_policies(replace(example, id=content_id(example.messages, example.tools)), settings)
-        prompt = settings.system_prompts.get(example.agent) if example.agent else None
+        prompt = settings.data.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
             front = replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
-            front, more = apply_policy(front, settings.on_private)
+            front, more = apply_policy(front, settings.data.on_private)
             example = replace(example, messages=(*front.messages, *example.messages))
             notes += more
         row.example, row.notes = example, notes
@@ -145,7 +140,7 @@ class Examiner:
         try:
             bad = replace(example, messages=(*example.messages[:-1], example.worse), worse=None)
             check_messages(bad.messages, self._checks)
-            bad, notes = apply_policy(bad, self._settings.on_private)
+            bad, notes = apply_policy(bad, self._settings.data.on_private)
             view = self._fitted(self._renderer, bad, [])[-1] if self._renderer is not None else None
         except RowRefused as refused:
             note = f"the worse answer is not used: {refused.reason}: {refused.hint}"
@@ -154,7 +149,7 @@ class Examiner:
 
     def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Rendered, ...]:
         """Return the row's views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
-        limit, policy = self._settings.max_length, self._settings.on_overlong
+        limit, policy = self._settings.max_length, self._settings.data.on_overlong
         views, notes = renderer.render_and_note(example)
         length = _longest(views)
         if length > limit and policy == "split" and example.lesson == "sft" and example.worse is None:
@@ -250,12 +245,14 @@ class Examiner:
             "worse_mask": row.worse.trained if row.worse else None,
         }
         earlier = [] if "cut" in row.changed else [_signed(lesson) for lesson in lessons[:-1]]
-        if not self._settings.near_duplicates:
+        if not self._settings.data.near_duplicates:
             return Examined(values, body, earlier)
         lesson = lesson_of(example.messages, example.tools)
         if is_bad:  # no copy of a good answer
             lesson = replace(lesson, calls=(*lesson.calls, example.lesson))
-        return Examined(values, body, earlier, sketch(lesson, self._settings.near_duplicates), packed_lesson(lesson))
+        return Examined(
+            values, body, earlier, sketch(lesson, self._settings.data.near_duplicates), packed_lesson(lesson)
+        )
 
 
 def _run(stage: Callable[[Any], Any], row: Any) -> Any:
@@ -285,17 +282,17 @@ def _longest(views: Sequence[Rendered]) -> int:
 
 def _apply_policies(example: Example, settings: RowSettings) -> Example:
     """Return the row as the policies of the config allow it. Raise RowRefused."""
-    if example.lesson == "failure" and "failed" in settings.also_train:
+    if example.lesson == "failure" and "failed" in settings.data.also_train:
         example = replace(example, lesson="sft")
     elif example.lesson == "failure" and "failures" not in settings.learn:
         raise RowRefused("failed")
     needed = {"sft": "sft", "correction": "corrections"}.get(example.lesson)
     if needed is not None and needed not in settings.learn:
         raise RowRefused("not-learned", f"learn does not name {needed}")
-    if example.untrusted and "untrusted" not in settings.also_train:
+    if example.untrusted and "untrusted" not in settings.data.also_train:
         raise RowRefused("untrusted")
     is_own_answer = example.answered_by is not None and example.lesson == "sft"
-    if is_own_answer and not is_approved(example) and "own_answers" not in settings.also_train:
+    if is_own_answer and not is_approved(example) and "own_answers" not in settings.data.also_train:
         raise RowRefused("own-answer")
     if example.worse is not None and "pairs" not in settings.learn:
         return replace(example, worse=None)  # a correction is a target in any case

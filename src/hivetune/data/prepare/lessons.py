@@ -6,29 +6,13 @@ Each answer that is not chosen gets its reason.
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from hivetune.data.prepare.work import USABLE
 from hivetune.data.snapshot import SPLITS
 
-if TYPE_CHECKING:
-    from hivetune.config import LearnConfig
-
 QUOTA_PER_CLIENT = 100  # bad rows of one client or user: with more, one person would decide what is unlearned
-
-
-@dataclass(frozen=True)
-class Lessons:
-    """How many answers are learned of each kind besides good rows. `left_out`: worse answers that are not used, by
-    reason; their rows are trained all the same.
-    """
-
-    corrections: int = 0
-    pairs: int = 0
-    failures: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
 
 
 class Candidate(NamedTuple):
@@ -45,46 +29,50 @@ class Candidate(NamedTuple):
     order: int
 
 
-def judge_rows(database: sqlite3.Connection, learn: "LearnConfig") -> Lessons:
-    """Take bad answers out of the splits: bad answers of the train side wait for the lessons, each other one gets its
-    reason. Return what the report says of them.
+def judge_rows(database: sqlite3.Connection, use: Sequence[str]) -> dict[str, Any]:
+    """Take bad answers out of the splits: those of the train side that are learned wait for the lessons, each other one
+    gets its reason. Return for the report how many answers are learned of each kind in `use`, and could be;
+    `worse_left_out` has worse answers that are not used, by reason: their rows are trained all the same.
     """
-    corrections = database.execute(f"SELECT count(*) FROM rows WHERE lesson = 'correction' AND {USABLE}").fetchone()[0]
+
+    def count(condition: str) -> int:
+        return int(database.execute(f"SELECT count(*) FROM rows WHERE {condition}").fetchone()[0])
+
+    corrections = count(f"lesson = 'correction' AND {USABLE}")
     candidates = _candidates(database)
-    if not candidates:
-        return Lessons(corrections=corrections)
-    good = database.execute(f"SELECT n, judged64 FROM rows WHERE {USABLE} AND lesson != 'failure'")
-    contradictory = _contradictory(candidates, good)
+    contradictory = _contradictory(database, candidates)
     fates = dict.fromkeys(contradictory, "contradictory")  # of bad rows; a pair's row is trained whatever comes of it
-    left_out: Counter[str] = Counter()
-    unique: dict[object, Candidate] = {}
-    for candidate in candidates:
-        if candidate.row in contradictory:
+    left_out, of_owner = Counter[str](), Counter[int | None]()
+    holders: dict[tuple[int | None, int], tuple[int, int] | None] = {}  # by pair, None if it is not learned
+    # Drawn by content. Copies of bad rows are duplicates like any others, and are gone before this.
+    for one in sorted(candidates, key=lambda candidate: (candidate.order, candidate.row)):
+        pair = one.better, one.worse
+        if one.row in contradictory:
             continue
-        # Copies of bad rows are duplicates like any others, and are gone before this.
-        pair = candidate.row if candidate.better is None else (candidate.better, candidate.worse)
-        if candidate.holder in contradictory:
-            left_out["contradictory"] += 1
-        elif pair in unique:
-            left_out["copy"] += 1
-        else:
-            unique[pair] = candidate
-    answers_of_owner: Counter[int | None] = Counter()
-    holders: list[tuple[int, int]] = []
-    for candidate in sorted(unique.values(), key=lambda drawn: (drawn.order, drawn.row)):  # drawn by content
-        answers_of_owner[candidate.owner] += candidate.owner is not None
-        reason = "" if candidate.trained else "not-learned"
-        if answers_of_owner[candidate.owner] > QUOTA_PER_CLIENT:
+        if one.holder in contradictory or (one.better is not None and pair in holders):
+            left_out["contradictory" if one.holder in contradictory else "copy"] += 1
+            continue
+        of_owner[one.owner] += one.owner is not None
+        reason = "" if one.trained else "not-learned"
+        if of_owner[one.owner] > QUOTA_PER_CLIENT:
             reason = "quota"
-        if candidate.better is None:
-            fates[candidate.row] = reason or ("for-lessons" if "failures" in learn.use else "not-learned")
-        elif reason:
-            left_out[reason] += 1
-        else:
-            holders.append((candidate.holder, candidate.row))
+        if one.better is None:
+            fates[one.row] = reason or ("for-lessons" if "failures" in use else "not-learned")
+            continue
+        holders[pair] = None if reason else (one.holder, one.row)
+        left_out[reason] += bool(reason)
+    learned = [pair for pair in holders.values() if pair is not None]
     database.executemany("UPDATE rows SET fate = ? WHERE n = ?", [(fate, row) for row, fate in fates.items()])
-    database.executemany("UPDATE rows SET pair = ? WHERE n = ?", holders)
-    return Lessons(corrections, len(holders), [*fates.values()].count("for-lessons"), left_out)
+    database.executemany("UPDATE rows SET pair = ? WHERE n = ?", learned)
+    unused = {"pairs": 0 if "pairs" in use else count("fate = 'preference-row'"), "failures": count("fate = 'failed'")}
+    return {
+        "use": list(use),
+        "corrections": corrections,
+        "pairs": len(learned),
+        "failures": [*fates.values()].count("for-lessons"),
+        "worse_left_out": {reason: rows for reason, rows in sorted(left_out.items()) if rows},
+        "not_used": {name: rows for name, rows in unused.items() if rows},
+    }
 
 
 def _candidates(database: sqlite3.Connection) -> list[Candidate]:
@@ -94,8 +82,8 @@ def _candidates(database: sqlite3.Connection) -> list[Candidate]:
     for row, lesson, answer, worse, owner, order, own_fate in database.execute(query).fetchall():
         holder, fate = row, own_fate
         while fate in ("duplicate", "near-duplicate"):  # of an equal row that is kept
-            holder = database.execute("SELECT stays FROM rows WHERE n = ?", (holder,)).fetchone()[0]
-            fate = database.execute("SELECT fate FROM rows WHERE n = ?", (holder,)).fetchone()[0]
+            [holder] = database.execute("SELECT stays FROM rows WHERE n = ?", (holder,)).fetchone()
+            [fate] = database.execute("SELECT fate FROM rows WHERE n = ?", (holder,)).fetchone()
         if fate not in SPLITS:
             continue
         if lesson != "failure" and worse is not None:
@@ -105,35 +93,20 @@ def _candidates(database: sqlite3.Connection) -> list[Candidate]:
     return candidates
 
 
-def _contradictory(candidates: Sequence[Candidate], answers: Iterable[tuple[int, int]]) -> set[int]:
+def _contradictory(database: sqlite3.Connection, candidates: Sequence[Candidate]) -> set[int]:
     """Return rows that call one answer good and bad: both of them. Pairs contradict each other only when they are
     reversed.
     """
+    pairs = {(one.better, one.worse) for one in candidates}
+    rows = {one.row for one in candidates if (one.worse, one.better) in pairs}
     judged_bad: dict[int, list[int]] = {}
-    pairs: dict[tuple[int, int], list[int]] = {}
-    for candidate in candidates:
-        if candidate.better is None:
-            judged_bad.setdefault(candidate.worse, []).append(candidate.row)
-        else:
-            pairs.setdefault((candidate.better, candidate.worse), []).append(candidate.row)
-    rows = {row for pair, members in pairs.items() if pair[::-1] in pairs for row in members}
-    for row, answer in answers if judged_bad else ():
+    for one in candidates:
+        if one.better is None:
+            judged_bad.setdefault(one.worse, []).append(one.row)
+    good = (
+        database.execute(f"SELECT n, judged64 FROM rows WHERE {USABLE} AND lesson != 'failure'") if judged_bad else ()
+    )
+    for row, answer in good:
         if answer in judged_bad:
             rows |= {row, *judged_bad[answer]}
     return rows
-
-
-def learnable(lessons: Lessons, reasons: Mapping[str, int], learn: "LearnConfig") -> dict[str, object]:
-    """Return the report's `learn`: the number of rows that are learned, and that could be."""
-    unused = {
-        "pairs": reasons.get("preference-row", 0) if "pairs" not in learn.use else 0,
-        "failures": reasons.get("failed", 0),
-    }
-    return {
-        "use": list(learn.use),
-        "corrections": lessons.corrections,
-        "pairs": lessons.pairs,
-        "failures": lessons.failures,
-        "worse_left_out": dict(sorted(lessons.left_out.items())),
-        "not_used": {name: count for name, count in unused.items() if count},
-    }

@@ -37,7 +37,6 @@ from hivetune.data.intake.interactions import load_forgotten, load_set_aside
 from hivetune.data.mapping import check_columns
 from hivetune.data.prepare.decide import decide_rows
 from hivetune.data.prepare.examine import RowSettings
-from hivetune.data.prepare.lessons import learnable
 from hivetune.data.prepare.pool import examined, num_workers
 from hivetune.data.prepare.report import Report, make_report, unmatched
 from hivetune.data.prepare.understand import Understood, understand
@@ -49,7 +48,7 @@ from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
 
-FORMAT = 14  # raise it when the same input gives another snapshot
+FORMAT = 15  # raise it when the same input gives another snapshot
 # Measured on rows of 500 bytes: the file of rows takes 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
 # Below it the start of a child (0.3 s with a tokenizer) costs more than it saves.
@@ -196,18 +195,7 @@ class _Task:
     def run(self, work: Work, progress: Progress, *, keep_raw: bool) -> Report:
         """Fill `work` with all rows and their fates, and return the report."""
         data, inputs = self.data, self.understood.inputs
-        settings = RowSettings(
-            columns=data.columns,
-            system_prompts=data.system_prompts,
-            on_overlong=data.on_overlong,
-            also_train=data.also_train,
-            learn=self.learn.use,
-            on_private=data.on_private,
-            near_duplicates=data.near_duplicates,
-            max_length=self.max_length,
-            model_folder=self.model_folder,
-            forgotten=self.forgotten,
-        )
+        settings = RowSettings(data, self.learn.use, self.max_length, self.model_folder, self.forgotten)
         workers = num_workers() if inputs.size_bytes >= CHILDREN_FROM_BYTES else 1
         try:
             fill(work, examined(settings, inputs.rows(), workers=workers), progress, inputs.lines, keep_raw=keep_raw)
@@ -216,18 +204,14 @@ class _Task:
             raise
         _refuse_changed(inputs)
         progress(work.num_rows, None)  # how long the comparison takes is unknown
-        decisions = decide_rows(work, data, self.frozen, self.learn, self.set_aside)
-        report = make_report(work, decisions, model=self.model_folder, max_length=self.max_length)
-        report.document.update(
-            {
-                "learn": learnable(decisions.lessons, work.counts(), self.learn),
-                "encodings": {source.name: source.encoding for source in inputs.sources if source.encoding},
-                "understood": self.understood.formats,
-                "unclear": self.understood.unclear,
-                "unmatched": unmatched(work, data, self.understood.first_row),
-            }
-        )
-        return report
+        document = {
+            **decide_rows(work, data, self.frozen, self.learn, self.set_aside),
+            "encodings": {source.name: source.encoding for source in inputs.sources if source.encoding},
+            "understood": self.understood.formats,
+            "unclear": self.understood.unclear,
+            "unmatched": unmatched(work, data, self.understood.first_row),
+        }
+        return make_report(work, document, model=self.model_folder, max_length=self.max_length)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from hivetune.config import DataConfig
 from hivetune.data.columns import SYSTEM
 from hivetune.data.mapping import near_column
 from hivetune.data.pieces.values import Row
-from hivetune.data.prepare.decide import Decisions
 from hivetune.data.prepare.work import DUPLICATES, NO_VALUE, USABLE, Work
 from hivetune.data.reasons import REASONS, REWRITTEN
 from hivetune.data.snapshot import SPLITS
@@ -78,8 +77,11 @@ class Report:
             raise DataRefused(unmatched["problem"], hint=unmatched["hint"])
 
 
-def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_length: int) -> Report:
-    """Return the report of all rows. Law 1 is asserted: rows_in = usable + duplicates + rejected + set aside."""
+def make_report(work: Work, more: Mapping[str, Any], *, model: Path | None, max_length: int) -> Report:
+    """Return the report of all rows, with the parts in `more`.
+
+    Law 1 is asserted: rows_in = usable + duplicates + rejected + set aside.
+    """
     fates, rejected, set_aside = work.counts(), work.refused("reject"), work.refused("set_aside")
     usable, duplicates = (sum(fates.get(fate, 0) for fate in kinds) for kinds in (SPLITS, DUPLICATES))
     # A row in no count, or in two, is a bug, and never a report.
@@ -98,11 +100,9 @@ def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_len
             "exact_duplicates": fates.get("duplicate", 0),
             "beginnings": fates.get("beginning", 0),
             "near_duplicates": fates.get("near-duplicate", 0),
-            "synthetic": decisions.synthetic,
             "problems": _problems(work),
             "changes": changes,
             "splits": {split: fates.get(split, 0) for split in SPLITS},
-            "groups": decisions.groups,
             "agents": _by_split(work, "agent"),
             "categories": _by_split(work, "category"),
             "model": str(model) if model else None,
@@ -111,6 +111,7 @@ def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_len
             "trained_tokens": int(trained_tokens) if model else None,
             "lengths": _lengths(work, max_length if model else None),
             "answers": _frequent_answers(work),
+            **more,
         }
     )
 
