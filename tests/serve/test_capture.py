@@ -190,6 +190,4 @@ async def test_a_name_in_a_header_may_have_any_letters(stage: Stage) -> None:
     for headers, more in ((dict(zip(names, told.values(), strict=True)), {}), ({}, {"metadata": told})):
         sent = {b"Authorization": b"Bearer token-a", **{name: value.encode() for name, value in headers.items()}}
         assert (await stage.client.post(CHAT, json={**QUESTION, **more}, headers=sent)).status_code == 200
-    long = await stage.ask_as("token-a", X_Session_Id="x" * 5000)
-    assert (long.status_code, long.json()["error"]["param"]) == (400, "x-session-id")
     assert [tuple(row[name] for name in told) for row in rows()] == [("größe 1", "küche", "öfen")] * 2
