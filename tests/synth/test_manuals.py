@@ -58,7 +58,6 @@ def test_texts_are_whole() -> None:
     assert "--limit" in comb.options and "--limits" not in comb.options
     assert ctl.has_commands and not comb.has_commands
     assert entries(ctl, "option")["--since"].endswith("The queen's notes go back ten days.")
-    assert wax.synopsis == ("waxd [-dt] [-f <config_file>] [-p <port>]",)
     assert entries(wax, "option")["-f"] == "Read config_file instead of /etc/waxd.conf."
 
 
@@ -185,7 +184,7 @@ def test_help_text() -> None:
         "--depth": "look at most N levels deep, default 3",
         "--help": "Show this message and exit.",
     }
-    assert page.synopsis == ("comb [OPTIONS] NAME",)
+    assert page.command == "comb"
 
 
 def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

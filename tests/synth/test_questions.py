@@ -62,9 +62,9 @@ def test_sentences() -> None:
     ]
 
 
-def page(command: str, *synopsis: str, entries: tuple[DocEntry, ...] = ()) -> DocPage:
-    text = "\n".join([*synopsis, *(f"{entry.usage} {entry.text}" for entry in entries)])
-    return DocPage(f"{command}(1)", Path("x"), command, "do it", synopsis, entries, text=text)
+def page(command: str, *entries: DocEntry) -> DocPage:
+    text = "\n".join(f"{entry.usage} {entry.text}" for entry in entries)
+    return DocPage(f"{command}(1)", Path("x"), command, "do it", entries, text=text)
 
 
 def option(usage: str, text: str = "Print the name of every file that was read.", section: str = "OPTIONS") -> DocEntry:
@@ -86,20 +86,20 @@ def option(usage: str, text: str = "Print the name of every file that was read."
     ],
 )
 def test_an_option_is_typed_as_the_page_spells_it(found: DocEntry, typed: str) -> None:
-    assert spelled_option(page("tidy", "tidy [OPTION]... PLACE"), found) == typed
+    assert spelled_option(page("tidy"), found) == typed
     assert spelled_option(replace(page("tidy"), has_commands=True), found) == "", "it may need a sub-command"
 
 
 def test_what_two_options_do_is_asked_of_neither_and_help_never() -> None:
     entries = tuple(map(option, ("--quick", "--fast", "--help", "--version")))
     slow = option("--slow", text="Print the name of each file that was left out.")
-    drafts = list(drafts_of(page("tidy", "tidy [OPTION]", entries=(*entries, slow)), 0))
+    drafts = list(drafts_of(page("tidy", *entries, slow), 0))
     assert {right for draft in drafts if draft.kind == "which" for right in draft.right} == {"--slow"}
     asked = "\n".join(draft.question for draft in drafts)
     assert "--quick" in asked and "--help" not in asked and "--version" not in asked
 
 
-PAGE = page("combcopy", entries=(option("--limit=NUM", "Stop after NUM cells."), option("-n", "Copy nothing.")))
+PAGE = page("combcopy", option("--limit=NUM", "Stop after NUM cells."), option("-n", "Copy nothing."))
 RIGHT = Draft("which", "How do I make combcopy stop?", "Use `--limit=NUM`.", "OPTIONS", "--limit=NUM stop after NUM")
 LINE = "combcopy --limit=3 SOURCE TARGET"
 MISSPELLED = replace(RIGHT, question="Why is `--limt` refused?", answer="It is `--limit`.", absent="--limt")

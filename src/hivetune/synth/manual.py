@@ -146,7 +146,6 @@ def page_of(lines: Sequence[Line], path: Path, label: str, *, command: str | Non
         path,
         command=typed,
         summary=summary,
-        synopsis=synopsis,
         entries=tuple(_without_shared(list(reversed(unique.values())))),
         has_commands=any(_OF_COMMANDS.search(heading.upper()) for heading, _ in sections),
         text=text,

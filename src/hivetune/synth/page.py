@@ -43,7 +43,6 @@ class DocPage:
     path: Path
     command: str | None = None  # what is typed to run what it documents, if it is a command
     summary: str = ""
-    synopsis: tuple[str, ...] = ()
     entries: tuple[DocEntry, ...] = ()
     passages: tuple[DocPassage, ...] = ()
     has_commands: bool = False  # what is typed may need one of its sub-commands
