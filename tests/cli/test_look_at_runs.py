@@ -104,12 +104,16 @@ def test_follow_prints_what_happens_until_the_run_ends(tmp_path: Path) -> None:
     assert "interrupted" in following.communicate(timeout=30)[0] and following.returncode == 0
 
 
-def test_runs_are_found_by_folder_name_its_beginning_and_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_found_by_folder_name_its_beginning_and_last(
+    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="no run 'last'"):
         find_run("last")
     first, second = make(tmp_path), make(tmp_path, "mine-abd")
     write_json(second / "run.json", {**json.loads((second / "run.json").read_text()), "created": 9.0})
     assert find_run(str(first)) == first and find_run("mine-abd") == second == find_run("last")
+    make(own_home / "cycles/helpdesk/0a1b", "run")
+    assert find_run("last") == second, "a cycle in the background is nobody's last run"
     with pytest.raises(UsageError, match="'mine-' could mean 2 runs") as caught:
         find_run("mine-")
     assert first.name in caught.value.hint and second.name in caught.value.hint

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from hivetune.base import journal
 from hivetune.base.database import home_as_it_is
-from hivetune.base.disk import LockHolder, boot_id, lock, lock_holder, stored_path
+from hivetune.base.disk import LockHolder, boot_id, home, lock, lock_holder, stored_path
 from hivetune.base.documents import read_document
 from hivetune.base.journal import read_journal, read_tail
 from hivetune.base.paths import expanded, quoted
@@ -250,7 +250,8 @@ def event_text(entry: Mapping[str, Any]) -> str:
 
 
 def find_run(name: str, or_else: str = "") -> Path:
-    """Return the folder of a run by path, name, unique beginning of a name, or `last` (the newest).
+    """Return the folder of a run by path, name, unique beginning of a name, or `last`: the newest, one of a cycle only
+    where there is no other.
 
     `or_else` is what else the name could mean, for the message. Raise UsageError that names similar runs.
     """
@@ -261,7 +262,8 @@ def find_run(name: str, or_else: str = "") -> Path:
     if "/" in name or (path.exists() and not beginning):
         raise UsageError(f"{path} is not a run folder", hint="see the runs: hivetune runs")
     if name == LAST and runs:
-        return runs[-1]
+        # A cycle may have begun a run since: `eval last` behind `train` once spoke of that.
+        return ([run for run in runs if not run.is_relative_to(home() / "cycles")] or runs)[-1]
     exact = [run for run in beginning if run.name == name]
     meant = exact or beginning
     if len(meant) == 1:
