@@ -29,7 +29,7 @@ from hivetune.process.protocol import Beat, Replay, Train
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.choices import Choices
-from hivetune.train.plan.steps import Amendment, append_amendment, read_plan
+from hivetune.train.plan.steps import read_plan
 
 
 class OutOfMemoryError(RuntimeError):
@@ -151,7 +151,3 @@ def replay(task: Replay, heartbeat: Heartbeat, script: Script) -> dict[str, Any]
             journal.append("item", finite=True)
             heartbeat.beat(Beat.ITEM)
     return {}
-
-
-def quarantine(run: Path, step: int, row: int) -> None:
-    append_amendment(run, Amendment(step, (row,), "scripted"))
