@@ -101,6 +101,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One process imports torch and transformers for all tasks that the tests of this process start."""
     # What tests make the same each time is made once, and copied (serve/hive.py).
     os.environ["HIVETUNE_TEST_COMMON"] = str(common_folder(tmp_path_factory) / "common")
+    FORKS.begin()
     with mock.patch.object(parent, "start_process", FORKS.start_process):
         yield
 

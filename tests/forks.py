@@ -82,7 +82,11 @@ class Forks:
     """
 
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:
-        self._variables = variables
+        self._variables, self._runs = dict(variables or {}), variables is not None
+
+    def begin(self) -> None:
+        """Let the server have this process's variables, without what a test changes later."""
+        self._variables = _read_early(child_environment({}))
 
     def start_process(
         self, module: str, task_file: Path, log: IO[bytes], heartbeat: int, environment: Mapping[str, str | None]
@@ -98,14 +102,15 @@ class Forks:
         return self._fork(_run_script, dict(os.environ), (log.fileno(),), self._variables, script, arguments)
 
     def _can_fork(self, variables: Mapping[str, str]) -> bool:
-        early = {name: value for name, value in variables.items() if name not in _READ_LATE}
-        if self._variables is None and threading.current_thread() is threading.main_thread():
+        if _read_early(variables) != self._variables:
+            return False
+        if not self._runs and threading.current_thread() is threading.main_thread():
             assert all(map(importlib.util.find_spec, _PRELOADED))
             _CONTEXT.set_forkserver_preload(list(_PRELOADED))
-            with mock.patch.dict(os.environ, {**early, **_EARLY}):
+            with mock.patch.dict(os.environ, {**self._variables, **_EARLY}, clear=True):
                 forkserver.ensure_running()
-            self._variables = early
-        return early == self._variables
+            self._runs = True
+        return self._runs
 
     def _fork(
         self, run: Callable[..., None], variables: Mapping[str, str], files: tuple[int, ...], *arguments: Any
@@ -113,6 +118,10 @@ class Forks:
         process = _CONTEXT.Process(target=_run, args=(run, os.getcwd(), variables, _Files(files), *arguments))
         process.start()
         return cast("subprocess.Popen[bytes]", Fork(process))
+
+
+def _read_early(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in _READ_LATE}
 
 
 FORKS = Forks()  # of this process
