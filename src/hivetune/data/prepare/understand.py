@@ -19,6 +19,7 @@ from hivetune.data.columns import (
     CATEGORY,
     FACTS,
     QUESTIONS,
+    SYSTEM,
     as_position,
     as_success,
     facts_in,
@@ -65,7 +66,7 @@ SHOWN_ROWS, SHOWN_PATHS = 3, 6
 READ_SHARE = 0.8  # of the rows, that a mapping has to read, and in which a column has to stand
 _MAX_DEPTH = 3  # of objects in objects
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_NO_TEXTS = FACTS - {*CATEGORY}  # a category may be the answer
+_NO_TEXTS = FACTS - {*CATEGORY} | {*SYSTEM}  # a category may be the answer
 
 
 @dataclass(frozen=True)
