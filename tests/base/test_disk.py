@@ -18,19 +18,19 @@ from small_disk import fill
 from hivetune.base import disk
 from hivetune.base.disk import (
     MANIFEST,
+    atomic_file,
     boot_id,
     lock,
     lock_holder,
     manifest_problems,
-    named_problems,
-    problems_once,
+    problems_of_files,
+    problems_since_last_read,
     read_json,
     scratch_folder,
     sha256_file,
     write_atomic,
     write_json,
     write_manifest,
-    write_whole,
 )
 from hivetune.base.private import open_plain
 from hivetune.errors import Busy
@@ -52,7 +52,7 @@ def test_an_error_names_the_file_and_not_the_temporary_one() -> None:
     with pytest.raises(OSError) as refused:
         write_atomic(Path("/sys/config.yaml"), b"")
     assert refused.value.filename == "/sys/config.yaml"
-    with pytest.raises(OSError) as refused, write_whole(Path("/sys/rows.jsonl")):
+    with pytest.raises(OSError) as refused, atomic_file(Path("/sys/rows.jsonl")):
         pass
     assert refused.value.filename == "/sys/rows.jsonl"
 
@@ -124,22 +124,22 @@ def test_a_manifest_finds_every_damage(folder: Path, problem: str) -> None:
     DAMAGE[problem](folder / "sub" / "b")
     if (folder / MANIFEST).stat().st_size > 1:
         os.utime(folder / MANIFEST, ns=(0, 0))  # a second reading looks at what was written after the first
-    for found in (manifest_problems(folder), problems_once(folder), named_problems(folder, ["sub/b"])):
+    for found in (manifest_problems(folder), problems_since_last_read(folder), problems_of_files(folder, ["sub/b"])):
         assert len(found) == 1 and found[0].startswith(problem)
     if "manifest" not in problem:
-        assert named_problems(folder, ["a"]) == []
+        assert problems_of_files(folder, ["a"]) == []
 
 
 def test_what_was_read_is_not_read_again_until_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr(disk, "sha256_file", lambda path: read.append(path.name) or sha256_file(path))
-    assert problems_once(folder) == named_problems(folder, ["a"]) == [] and read == []
+    assert problems_since_last_read(folder) == problems_of_files(folder, ["a"]) == [] and read == []
     os.utime(folder / MANIFEST, ns=(0, 0))  # as in a copied home
-    assert problems_once(folder) == [] and read == ["a", "b"]
+    assert problems_since_last_read(folder) == [] and read == ["a", "b"]
     assert (folder / MANIFEST).stat().st_mtime_ns > 0
     assert manifest_problems(folder) == [] and read == ["a", "b", "a", "b"]
     (folder / MANIFEST).unlink()
-    assert named_problems(folder, ["b"]) == [] and problems_once(folder) != []
+    assert problems_of_files(folder, ["b"]) == [] and problems_since_last_read(folder) != []
 
 
 # ---- locks

@@ -14,7 +14,7 @@ import pytest
 
 from hivetune.base.disk import lock, lock_holder, read_json, scratch_folder, write_json
 from hivetune.base.journal import Journal, read_journal
-from hivetune.base.private import check_own, keep_private, make_folder, open_plain, read_bounded
+from hivetune.base.private import check_owner, keep_private, make_folder, open_plain, read_bounded
 from hivetune.errors import UsageError
 
 
@@ -121,10 +121,10 @@ def test_a_link_anywhere_in_a_folder_refuses_it(name: str, tmp_path: Path) -> No
 
 def test_a_folder_that_others_may_change_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "run")
-    check_own(tmp_path / "run")
+    check_owner(tmp_path / "run")
     (tmp_path / "run").chmod(0o777)
     with pytest.raises(UsageError, match="can be changed by every user") as refused:
-        check_own(tmp_path / "run")
+        check_owner(tmp_path / "run")
     assert "chmod" in refused.value.hint
 
 
@@ -133,7 +133,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "run")
     os.chown(tmp_path / "run", 12345, 12345)
     with pytest.raises(UsageError, match="belongs to user 12345"):
-        check_own(tmp_path / "run")
+        check_owner(tmp_path / "run")
 
 
 def test_the_folder_of_scratch_folders_is_not_taken_from_others(

@@ -23,7 +23,7 @@ from hivetune.errors import UsageError
 from hivetune.release.export import export_run
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved
-from hivetune.run.status import ask_to_stop, find_run, hold_run
+from hivetune.run.status import ask_to_stop, find_run, lock_run
 from hivetune.train.open import load_run
 
 CARD = {"memory_bytes": 24 << 30, "used_bytes": 23 << 30, "temperature_c": 104.0, "watts": 300.0, "hot": True}
@@ -87,7 +87,7 @@ def test_a_run_whose_supervisor_vanished_says_how_to_go_on(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_follow_prints_what_happens_until_the_run_ends(tmp_path: Path) -> None:
     run = make(tmp_path, ended=None)
-    with hold_run(run):
+    with lock_run(run):
         command = [sys.executable, "-m", "hivetune", "show", str(run), "--follow"]
         following = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -106,7 +106,7 @@ def test_the_time_left_is_that_of_the_items_and_not_of_loading_the_model(
     ],
 )
 def test_no_encoding_of_a_terminal_is_a_fault(settings: dict[str, str], shown: bytes) -> None:
-    script = "from hivetune.cli.output import settle_encodings, show; settle_encodings(); show('\\u2502 \\xe9')"
+    script = "from hivetune.cli.output import set_encodings, show; set_encodings(); show('\\u2502 \\xe9')"
     command, environment = [sys.executable, "-c", script], {**os.environ, **settings}
     assert subprocess.run(command, env=environment, capture_output=True, check=True).stdout == shown
 

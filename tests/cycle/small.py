@@ -34,7 +34,7 @@ UNTIMED = (
 )
 # Its model servers give way to nobody: beside other tests, which fill all cores, they would get 0.3 % of one
 # (process/launch.py).
-PROMPT = "from hivetune.llama import backend\nbackend.give_way = lambda pid: None\n"
+PROMPT = "from hivetune.llama import backend\nbackend.set_idle_priority = lambda pid: None\n"
 # With the config, and by how many seconds its clock is ahead.
 LOOP = (
     "import sys, time\nfrom pathlib import Path\nfrom hivetune.config import load_config\n"

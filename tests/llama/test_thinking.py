@@ -8,7 +8,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 from gguf_families import tokenizer_for
 
-from hivetune.data.render.answers import SpokenTemplate
+from hivetune.data.render.answers import DialectTemplate
 from hivetune.data.render.dialect import template_message
 from hivetune.data.render.template import (
     THINKING_NAMES,
@@ -56,7 +56,7 @@ def differing(model: Path, template: str, folder: Path, **arguments: bool | str)
     source = fixed_date(template_of(template))
     # The first token and the end are those that llama.cpp takes for this model.
     variables = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", **arguments}
-    trained, tokenizer = SpokenTemplate(ChatTemplate(source, variables), (), ()), tokenizer_for()
+    trained, tokenizer = DialectTemplate(ChatTemplate(source, variables), (), ()), tokenizer_for()
     served, file, found, compared = served_template(with_defaults(source, arguments)), folder / "m.gguf", [], 0
     details = {"tokenizer.chat_template": MetadataDetails(GGUFValueType.STRING, served)}
     copy_with_new_metadata(GGUFReader(model), GGUFWriter(file, "llama", use_temp_file=False), details, [])

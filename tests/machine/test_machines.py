@@ -12,8 +12,8 @@ from hivetune.machine.findings import (
     LEAVE_HIPBLASLT,
     WORST_FIRST,
     advised_variables,
-    answers_elsewhere,
     judge_machine,
+    llama_build_problem,
 )
 from hivetune.machine.inventory import Card
 from hivetune.train.plan.device import device_of_machine
@@ -176,8 +176,8 @@ def test_before_answers_are_computed_it_is_said_that_the_card_will_not(tmp_path:
         Fake(nvidia=[H200], torch="2.13.0", cuda="12.8", packages={"xllamacpp": version})
         for version in ("2026.10.1+cu128", "2026.10.1")
     )
-    assert answers_elsewhere(seen(on_card, tmp_path / "card")) == ""
-    assert "a processor's build" in answers_elsewhere(seen(on_cpu, tmp_path / "cpu"))
+    assert llama_build_problem(seen(on_card, tmp_path / "card")) == ""
+    assert "a processor's build" in llama_build_problem(seen(on_cpu, tmp_path / "cpu"))
 
 
 @pytest.mark.parametrize(("build", "is_used"), [(99999, True), (8952, False)])
@@ -189,4 +189,4 @@ def test_a_llama_server_that_is_too_old_does_not_answer(build: int, is_used: boo
     program.chmod(0o755)
     path = {"PATH": str(program.parent)}
     fake = Fake(nvidia=[H200], torch="2.13.0", cuda="12.8", packages={"xllamacpp": "2026.10.1"}, environment=path)
-    assert (answers_elsewhere(seen(fake, tmp_path / "root")) == "") is is_used
+    assert (llama_build_problem(seen(fake, tmp_path / "root")) == "") is is_used

@@ -16,8 +16,8 @@ from tiny_child import Play
 
 from hivetune.errors import DoesNotFit, HivetuneError
 from hivetune.process import parent
-from hivetune.process.launch import Supervision, child_environment, when_idle
-from hivetune.process.parent import GRACE_S, Limits, see_off, start_child
+from hivetune.process.launch import Supervision, child_environment, idle_priority
+from hivetune.process.parent import GRACE_S, Limits, start_child, wait_for_outcome
 from hivetune.process.protocol import Beat, Outcome, Train
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def ended(new_processes: None, tmp_path_factory: pytest.TempPathFactory) -> dict
             memory_limit_bytes=512 << 20 if do == "allocate" else None,
         )
     children["needs"] = start_child(Play("nothing"), folder / "needs", module=str(folder / "needs.py"))
-    return {do: see_off(child) for do, child in children.items()}
+    return {do: wait_for_outcome(child) for do, child in children.items()}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_items_are_beats_also_in_a_job_of_several_processes(tmp_path: Path) -> N
     begun: list[bool] = []
     with mock.patch.dict(os.environ, JOB):
         child = start_child(Play("items", items=3), tmp_path, module=TINY)
-        outcome = see_off(child, beats.append, meanwhile=lambda: begun.append(not child.ended))
+        outcome = wait_for_outcome(child, beats.append, meanwhile=lambda: begun.append(not child.ended))
     assert outcome.check("it") == {"items": 3} and beats == [Beat.STARTING, *[Beat.ITEM] * 3]
     assert begun == [True]  # `meanwhile` runs beside it
 
@@ -117,7 +117,7 @@ def test_what_fails_meanwhile_ends_it(tmp_path: Path) -> None:
         raise DoesNotFit("no room")
 
     with pytest.raises(DoesNotFit):
-        see_off(child, meanwhile=refuse)
+        wait_for_outcome(child, meanwhile=refuse)
     assert child.ended
 
 
@@ -163,7 +163,7 @@ def test_the_child_dies_with_its_supervisor(tmp_path: Path, do: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such priority")
 def test_the_children_of_a_cycle_compute_when_nobody_else_does(tmp_path: Path) -> None:
-    with when_idle():
+    with idle_priority():
         child = start_child(Play("work_on"), tmp_path, module=TINY)
     other = start_child(Play("work_on"), tmp_path / "other", module=TINY)
     assert os.sched_getscheduler(child.process.pid) == os.SCHED_IDLE

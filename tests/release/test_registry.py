@@ -136,7 +136,7 @@ def test_names_mean_the_champion_and_aliases_move_together(database: sqlite3.Con
     promote(database, "helpdesk@candidate", by="ann", reason="better")
     assert aliases(database) == {"champion": 2, "previous": 1}
     assert find(database, "helpdesk").label == second.label
-    assert registry.desired(database) == {"helpdesk": 2}
+    assert registry.champion_versions(database) == {"helpdesk": 2}
     moves = [(move.action, move.version, move.by) for move in history(database, "helpdesk")]
     assert moves[2:] == [("promoted", 1, "ann"), ("promoted", 2, "ann")]
     for wrong, words in (
@@ -205,7 +205,7 @@ def test_a_retired_champion_that_is_promoted_again_returns_to_the_one_before(
     promote(database, add(database, tmp_path, 1).label, by="ann")
     registry.retire(database, "helpdesk", by="experts", reason="nobody asks it")
     promote(database, "helpdesk@1", by="ann")
-    assert aliases(database) == {"champion": 1} and registry.returns_to(database, "helpdesk") is None
+    assert aliases(database) == {"champion": 1} and registry.rollback_target(database, "helpdesk") is None
     with pytest.raises(UsageError, match="no previous release"):
         rollback(database, "helpdesk", by="ann", reason="worse")
     promote(database, add(database, tmp_path, 2).label, by="ann")
@@ -355,9 +355,9 @@ def test_a_kill_at_any_statement_leaves_the_old_or_the_new_state(
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert (aliases(database), len(history(database, "helpdesk"))) == (old, old_history)
-        assert registry.desired(database) == {"helpdesk": 3}
+        assert registry.champion_versions(database) == {"helpdesk": 3}
     assert aliases(database) == after
-    assert registry.desired(database) == {"helpdesk": served}
+    assert registry.champion_versions(database) == {"helpdesk": served}
 
 
 def test_an_older_database_beside_newer_artefacts_and_the_other_way_round(
@@ -373,7 +373,7 @@ def test_an_older_database_beside_newer_artefacts_and_the_other_way_round(
         (home() / name).unlink(missing_ok=True)
     shutil.copyfile(tmp_path / "backup.db", home() / "hive.db")
     with closing(open_database()) as restored:
-        assert aliases(restored) == {"champion": 1} and registry.desired(restored) == {"helpdesk": 1}
+        assert aliases(restored) == {"champion": 1} and registry.champion_versions(restored) == {"helpdesk": 1}
         assert newer.folder.is_dir() and [release.version for release in releases(restored)] == [1]
         third = add(restored, tmp_path, 3)
         third.check()
@@ -445,7 +445,7 @@ def assert_sound(database: sqlite3.Connection) -> None:
     now = aliases(database)
     for version in now.values():
         known[version].check()  # whatever an alias names is there and whole
-    assert registry.desired(database) == ({"helpdesk": now["champion"]} if "champion" in now else {})
+    assert registry.champion_versions(database) == ({"helpdesk": now["champion"]} if "champion" in now else {})
     if "champion" in now:
         champion = known[now["champion"]]
         assert not champion.withdrawn and now.get("previous") != champion.version

@@ -16,7 +16,7 @@ from hivetune.base.disk import MANIFEST
 from hivetune.errors import UsageError
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
-from hivetune.train.worker.checkpoint import KINDS, Checkpoint, NotFinite, load, load_newest_good, to_files
+from hivetune.train.worker.checkpoint import KINDS, Checkpoint, NotFinite, checkpoint_files, load, load_newest_good
 from hivetune.train.worker.session import LoopState
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ NAMES = ("model.layers.0.q_proj.lora_A.weight", "model.layers.0.q_proj.lora_B.we
 
 
 def save(run: Path, state: Checkpoint) -> Path:
-    return checkpoints.commit_within(run, state.loop.step, to_files(state))
+    return checkpoints.commit_within(run, state.loop.step, checkpoint_files(state))
 
 
 def state_at(step: int, best: int = 4) -> Checkpoint:
@@ -58,7 +58,7 @@ def test_a_state_comes_back_whole_as_plain_safetensors_and_equal_bytes(run: Path
     assert checkpoints.steps(run) == [4, 5, 6, 7]
     tensors = safetensors.torch.load_file(checkpoints.folder_of(run, 7) / TENSORS)
     assert set(tensors) == {f"{kind}/{name}" for kind in KINDS for name in NAMES}
-    assert to_files(state_at(7)) == to_files(state_at(7))
+    assert checkpoint_files(state_at(7)) == checkpoint_files(state_at(7))
 
 
 def test_the_adapter_comes_back_alone(run: Path) -> None:
@@ -85,7 +85,7 @@ def test_nothing_that_is_not_finite_is_saved(run: Path, kind: str, value: float)
 
 def test_whole_files_of_another_version_are_refused(run: Path) -> None:
     """Their hashes are right, so nothing is damaged: to go on from an older one would lose work in silence."""
-    good = to_files(state_at(8))
+    good = checkpoint_files(state_at(8))
     for state in (good[STATE].replace(b'"schema": 1', b'"schema": 2'), good[STATE].replace(b'"updates"', b'"later"')):
         checkpoints.commit(run, 8, {**good, STATE: state})
         with pytest.raises(UsageError, match="000008"):

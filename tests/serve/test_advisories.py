@@ -19,7 +19,7 @@ from serve.stage import CHAT, PORT, QUESTION, Stage, said
 from starlette.routing import Route
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import problems_once, write_manifest
+from hivetune.base.disk import problems_since_last_read, write_manifest
 from hivetune.errors import UsageError
 from hivetune.llama import backend, wheel
 from hivetune.process.sandbox import named_environment
@@ -235,7 +235,7 @@ async def changed_after_the_verdict(stage: Stage) -> None:
     adapter.write_bytes(b"what is served!")
     os.utime(adapter, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert os.stat(adapter).st_mtime_ns == times.st_mtime_ns
-    assert problems_once(folder) == ["adapter.gguf: its hash is not the recorded one"]
+    assert problems_since_last_read(folder) == ["adapter.gguf: its hash is not the recorded one"]
 
 
 @replays("a prompt of megabytes holds up everybody")

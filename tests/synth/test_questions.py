@@ -11,7 +11,7 @@ import pytest
 from hivetune.synth.page import DocEntry, DocPage
 from hivetune.synth.questions import Draft, drafts_of, spelled_option
 from hivetune.synth.rows import DRAFT_REASONS, DraftCheck, keeps_names
-from hivetune.synth.sentences import capital, deed, excerpt, sentences
+from hivetune.synth.sentences import action_phrase, capital, excerpt, sentences
 
 DEEDS = {
     "Show only the units in this state. More.": "show only the units in this state",
@@ -52,7 +52,7 @@ EXCERPTS = {
 
 
 def test_sentences() -> None:
-    assert {text: deed(text) for text in DEEDS} == DEEDS
+    assert {text: action_phrase(text) for text in DEEDS} == DEEDS
     assert {text: excerpt(text) for text in EXCERPTS} == EXCERPTS
     assert sentences("show this and exit\n\nThe mode is set") == ["show this and exit.", "The mode is set."]
     assert [capital(text) for text in ("ssh connects", "copies files", "the host")] == [

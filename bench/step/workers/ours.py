@@ -20,14 +20,14 @@ from hivetune.train.worker.model.adapter import initialise  # noqa: E402
 from hivetune.train.worker.model.load import load_model  # noqa: E402
 from hivetune.train.worker.model.protocol import Document  # noqa: E402
 from hivetune.train.worker.session import AdamW  # noqa: E402
-from hivetune.train.worker.settle import complete, start_with  # noqa: E402
+from hivetune.train.worker.settle import apply_choices, complete  # noqa: E402
 
 
 def main() -> None:
     clock = Clock()
     job, options = clock.job, clock.job["options"]
     settled = complete(job["device"], options.get("dtype", "auto"), Choices())
-    device, dtype = start_with(settled)
+    device, dtype = apply_choices(settled)
     sets = json.loads(Path(job["data"]).read_text())["sets"]
     lora = LoraConfig(**{**job["lora"], **options.get("lora", {})})
     model = load_model(

@@ -58,7 +58,7 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def home_as_it_is() -> Iterator[sqlite3.Connection]:
+def open_existing_database() -> Iterator[sqlite3.Connection]:
     """Open `hive.db` to look at a home. One without it reads as an empty one, and a look does not make it."""
     if database_path().exists():
         database = open_database()
@@ -150,7 +150,7 @@ def _is_full(error: sqlite3.OperationalError) -> bool:
     return bool(code == sqlite3.SQLITE_FULL or code & 0xFF == sqlite3.SQLITE_IOERR)
 
 
-def note_and_free(note: Callable[[], None], free: Callable[[], _T]) -> _T:
+def record_then_delete(note: Callable[[], None], free: Callable[[], _T]) -> _T:
     """Record that something is removed, then free its space, and return the result of `free`."""
     try:
         note()  # first: a kill between the two leaves unnamed files, never a name without its files

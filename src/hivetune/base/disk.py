@@ -24,7 +24,7 @@ from typing import IO, Any
 import platformdirs
 
 from hivetune.base.paths import real_path
-from hivetune.base.private import PRIVATE_UMASK, check_own, make_folder, open_plain, read_bounded
+from hivetune.base.private import PRIVATE_UMASK, check_owner, make_folder, open_plain, read_bounded
 from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
@@ -68,7 +68,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def write_whole(path: Path) -> Iterator[IO[bytes]]:
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file that gets the name `path` when it is complete and on the disk, and goes if the block fails.
 
     Raise OSError that names `path`, since nobody knows the temporary name.
@@ -94,7 +94,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
     """Write `data` to `path`, whole or not at all, and make its folder. Raise OSError that names `path`."""
     make_folder(path.parent)
     try:
-        with write_whole(path) as file:
+        with atomic_file(path) as file:
             file.write(data)
     except OSError as error:
         error.filename = str(path)  # a failed write names no file
@@ -207,7 +207,7 @@ def manifest_problems(folder: Path, only: Collection[str] | None = None, *, read
 _TICK_NS = 50_000_000
 
 
-def problems_once(folder: Path, only: Collection[str] | None = None) -> list[str]:
+def problems_since_last_read(folder: Path, only: Collection[str] | None = None) -> list[str]:
     """Return the differences from the manifest, reading only files that were written after their last reading."""
     # The time of the manifest is when its files were last read, which takes 0.7 s for a model of 135 M, 6 s for 1 B.
     # Bits that a disk loses without a write are found by `manifest_problems`.
@@ -221,9 +221,9 @@ def problems_once(folder: Path, only: Collection[str] | None = None) -> list[str
     return problems
 
 
-def named_problems(folder: Path, names: Collection[str]) -> list[str]:
+def problems_of_files(folder: Path, names: Collection[str]) -> list[str]:
     """Return the differences from the manifest for `names`; none without a manifest."""
-    return problems_once(folder, names) if (folder / MANIFEST).is_file() else []
+    return problems_since_last_read(folder, names) if (folder / MANIFEST).is_file() else []
 
 
 def _written_ns(path: Path) -> int:
@@ -251,7 +251,7 @@ def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[Non
     Raise Busy with `hint` if another process holds it, and UsageError if the folder is not safe to write to.
     """
     make_folder(folder)
-    check_own(folder)
+    check_owner(folder)
     with open(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT), "r+", encoding="utf-8") as file:
         for _ in range(_LOCK_TRIES):
             with contextlib.suppress(BlockingIOError):

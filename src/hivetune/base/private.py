@@ -62,7 +62,7 @@ def read_bounded(path: Path, max_bytes: int, *, links: bool = True) -> bytes:
         return file.read(size)
 
 
-def check_own(folder: Path) -> None:
+def check_owner(folder: Path) -> None:
     """Raise UsageError if `folder` may have been made by another user, or a link leads out of it."""
     status = folder.stat()
     if status.st_uid not in (os.geteuid(), 0):

@@ -23,7 +23,7 @@ from hivetune.base.paths import expanded, install_command, real_path
 from hivetune.base.typed import from_plain
 from hivetune.checkers.limited import MEMORY_BYTES, OUTPUT_BYTES, TooSlow, base_python, run_limited, run_sandboxed
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.llama.ask import Endpoint, Unanswered, persistently
+from hivetune.llama.ask import Endpoint, Unanswered, ask_with_retries
 from hivetune.models.sides import parse_side
 
 Arguments = Mapping[str, Any]
@@ -210,7 +210,7 @@ def _json_of(answer: str) -> list[Any]:
 # What runs in a process of its own: patterns, schemas and code.
 
 
-def _said(
+def _program_verdict(
     what: str, command: Sequence[str], call: object, timeout_s: float, memory_bytes: int = MEMORY_BYTES, hint: str = ""
 ) -> bool:
     """Return the True or False that a program writes, which gets `call` as JSON.
@@ -239,7 +239,7 @@ _MATCH = "import json,re,sys; p,f,a = json.load(sys.stdin); sys.stdout.write(str
 def regex(answer: str, _: Arguments, pattern: str, ignore_case: bool = False) -> bool:
     call = [pattern, int(re.IGNORECASE) if ignore_case else 0, answer[:MAX_CHECKED_CHARS]]
     hint = "a repeat inside a repeated group, as in (a+)+, can take forever"
-    return _said(f"the pattern {pattern!r}", ["-I", "-S", "-c", _MATCH], call, PATTERN_TIMEOUT_S, hint=hint)
+    return _program_verdict(f"the pattern {pattern!r}", ["-I", "-S", "-c", _MATCH], call, PATTERN_TIMEOUT_S, hint=hint)
 
 
 # A schema may hold patterns that never end and references to other hosts: a process of its own, and no retrieval.
@@ -256,7 +256,9 @@ def json_schema(answer: str, _: Arguments, schema: dict[str, Any]) -> bool:
     if importlib.util.find_spec("jsonschema") is None:
         raise MachineNotFit("json_schema needs a package", hint=install_command("judge"))
     values = _json_of(answer)
-    return bool(values) and _said("the schema", ["-I", "-c", _VALIDATE], [schema, values[0]], SCHEMA_TIMEOUT_S)
+    return bool(values) and _program_verdict(
+        "the schema", ["-I", "-c", _VALIDATE], [schema, values[0]], SCHEMA_TIMEOUT_S
+    )
 
 
 _RUN = """
@@ -317,7 +319,7 @@ def function(
     """Return what a function of the user's own says: `def check(answer: str, row: dict) -> bool`."""
     path = str(real_path(file))
     what, call = f"{function} in {path}", [path, function, answer, row]
-    return _said(what, ["-c", _CALL], call, timeout_s, memory_mb << 20, hint="raise timeout_s")
+    return _program_verdict(what, ["-c", _CALL], call, timeout_s, memory_mb << 20, hint="raise timeout_s")
 
 
 _JUDGE = (
@@ -335,7 +337,7 @@ def judge(answer: str, row: Arguments, model: str) -> bool:
     question = f"Question:\n{row['prompt']}\n\nReference answer:\n{row['reference']}\n\nAnswer:\n{answer}"
     messages = ({"role": "system", "content": _JUDGE}, {"role": "user", "content": question})
     try:
-        said = persistently(lambda: Endpoint(side.name, side.model).complete(messages, max_tokens=JUDGE_TOKENS))
+        said = ask_with_retries(lambda: Endpoint(side.name, side.model).complete(messages, max_tokens=JUDGE_TOKENS))
     except Unanswered as error:
         raise UsageError(f"checker: {side.label} failed again and again: {error}") from None
     reply = final_answer(said.text)

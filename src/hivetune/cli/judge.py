@@ -18,7 +18,7 @@ from hivetune.judge.answers import minutes_text
 from hivetune.judge.evaluate import compare_pair, verdict_document, verdict_of
 from hivetune.judge.page import GAIN, agent_cells, metric_cells
 from hivetune.judge.verdict import judge
-from hivetune.machine.findings import answers_elsewhere
+from hivetune.machine.findings import llama_build_problem
 from hivetune.machine.inventory import read_cards
 from hivetune.machine.look import look
 from hivetune.models.sides import BASELINE, parse_side
@@ -50,7 +50,7 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     opened = replace(opened, config=override_config(opened.config, changes))
     measures = not changes or not all(override.startswith("gate.") for override in changes)
     if measures:
-        if read_cards() and (words := answers_elsewhere(look())):
+        if read_cards() and (words := llama_build_problem(look())):
             say(words + minutes_text(opened.config.model, opened.config.eval))  # before the minutes that it costs
         with progress("scoring, timing and answering", "items") as tell:
             walk.evaluate(opened, progress=tell)

@@ -30,7 +30,7 @@ from hivetune.models.prepared import find_prepared, kind_of, read_prepared
 from hivetune.release.gguf import FETCH_NAME, SERVED_QUANT, fetch_converter, find_converter
 from hivetune.release.registry import MAX_NAME_LENGTH, RESERVED
 from hivetune.run.folder import EVALUATION
-from hivetune.train.plan.run import Proposal, first_settings, propose
+from hivetune.train.plan.run import Proposal, initial_settings, propose
 
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
 FEW_TEST_ROWS = 30
@@ -58,7 +58,7 @@ def init(
     if path.exists():
         hint = f"train with it: {train}, or write another file: --out FILE"
         raise UsageError(f"{path} already exists", hint=hint)
-    settings = first_settings(rows, model, [*(overrides or ()), *as_overrides(columns, ignore)])
+    settings = initial_settings(rows, model, [*(overrides or ()), *as_overrides(columns, ignore)])
     # A Hub id that is not on this machine would need the network, so only local models are prepared.
     is_local = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
     folder = model_folder(settings.model) if is_local else None

@@ -26,10 +26,10 @@ from hivetune.cli.output import (
     errors_of_stdout,
     explain,
     say,
-    settle_encodings,
+    set_encodings,
 )
 from hivetune.errors import HivetuneError, Stopped, UsageError
-from hivetune.process.stop import take_stops
+from hivetune.process.stop import handle_stop_signals
 
 # Of each section of the help its commands: the module below hivetune.cli, its function and one line.
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
@@ -92,12 +92,12 @@ def main() -> None:
     keep_private()  # before anything is written
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
-    settle_encodings()  # before anything is said
+    set_encodings()  # before anything is said
     arguments = arguments or ["status"]  # the one screen
     name = arguments[0] if arguments[0] in COMMANDS else ""
     try:
         os.getcwd()  # raises if it was deleted: no relative path resolves then, and no child process can start
-        take_stops(_stop, (signal.SIGTERM, signal.SIGHUP))
+        handle_stop_signals(_stop, (signal.SIGTERM, signal.SIGHUP))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # start.py waits
         try:
             sys.exit(_app(name)(args=arguments, prog_name="hivetune", standalone_mode=False))

@@ -59,7 +59,7 @@ def clean(text: str) -> str:
     return OBEYED.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def settle_encodings() -> None:
+def set_encodings() -> None:
     """Set the encodings of the standard streams."""
     if sys.stdin is None:  # the parent process closed it
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (open until the process ends)

@@ -30,7 +30,7 @@ from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.data.prepare.write import beside
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, Stopped, UsageError
-from hivetune.process.stop import take_stops
+from hivetune.process.stop import handle_stop_signals
 from hivetune.release.registry import who
 
 SHOWN_PLACES = 20  # a screen
@@ -59,8 +59,8 @@ def collect(
         heard.append(number)
         stop.set()
 
-    take_stops(on_signal)  # the batch in hand is committed before the end
-    collected = run_collect(readers, follow=follow, stop=stop, tick=_teller(follow))
+    handle_stop_signals(on_signal)  # the batch in hand is committed before the end
+    collected = run_collect(readers, follow=follow, stop=stop, tick=_progress_printer(follow))
     with closing(open_database()) as database:
         rows = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
         found = iter_refused(database, since=started, limit=SHOWN_REFUSED)
@@ -83,7 +83,7 @@ def collect(
         raise Stopped("stopped; every acknowledged row is in the store", signal_number=heard[0])
 
 
-def _teller(follow: bool) -> Callable[[Collected], None]:
+def _progress_printer(follow: bool) -> Callable[[Collected], None]:
     """Return a callback that prints new notes, and the counts every ten seconds; JSON Lines when following."""
     told: set[str] = set()
     last, counted = time.monotonic(), 0

@@ -20,7 +20,7 @@ from hivetune.cycle.loop import Look, Loop, look, opened, release_name
 from hivetune.cycle.record import JOURNAL, NOW, PAUSED, CycleRow, cycles_of, loop_folder, loop_names
 from hivetune.cycle.rows import RowsNow
 from hivetune.errors import UsageError
-from hivetune.release.registry import desired
+from hivetune.release.registry import champion_versions
 from hivetune.serve.guard import clients, make_client, revoke_client
 
 DEFAULT_CLIENT = "default"
@@ -65,7 +65,7 @@ def serve(
     with closing(open_database()) as database:
         # An address for others needs tokens.
         refuse_open(settings, sum(client.revoked is None for client in clients(database)))
-        is_promoted = bool(desired(database))
+        is_promoted = bool(champion_versions(database))
     if not names and not is_promoted:
         say("no champion to serve yet; make one: hivetune register RUN --as NAME, then hivetune promote NAME@1")
     if why := find_engine().passed_over:

@@ -15,7 +15,7 @@ from typer import Option
 
 from hivetune.base.disk import home, lock_holder, scratch_folder
 from hivetune.base.paths import quoted
-from hivetune.base.private import check_own, open_plain
+from hivetune.base.private import check_owner, open_plain
 from hivetune.base.typed import to_plain
 from hivetune.base.units import step_time
 from hivetune.cli import arguments
@@ -24,7 +24,7 @@ from hivetune.cli.output import Note, Table, answer, duration, facts, number, pr
 from hivetune.config import RunConfig, override_config
 from hivetune.data.files.find import find_sources, names_rows
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, RecoveryExhausted, UsageError
-from hivetune.machine.findings import answers_elsewhere
+from hivetune.machine.findings import llama_build_problem
 from hivetune.machine.inventory import disk_free_bytes, read_cards
 from hivetune.machine.look import look
 from hivetune.process.launch import supervision
@@ -80,7 +80,7 @@ def plan(
             check_disk(_folder_of(planned), planned.setup)
         except DoesNotFit as full:
             error, document = full, {**document, "fits": False, "refusal": full.message}
-    elsewhere = answers_elsewhere(look()) if card is None and read_cards() else ""
+    elsewhere = llama_build_problem(look()) if card is None and read_cards() else ""
     if elsewhere:
         from hivetune.judge.answers import minutes_text  # 0.2 s, which every training would pay
 
@@ -154,7 +154,7 @@ def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
     Its output goes to RUN/supervisor.log. Raise Busy if the run is already running, UsageError for a folder that
     another user may have made.
     """
-    check_own(run)
+    check_owner(run)
     holder = lock_holder(run)
     if holder is not None:
         hint = f"follow it: hivetune show {quoted(run)} --follow"

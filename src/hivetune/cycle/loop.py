@@ -30,7 +30,7 @@ from hivetune.data.raw import GATEWAY
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.models.prepared import fetch_model
-from hivetune.release.registry import champion_of, check_release_name, desired
+from hivetune.release.registry import champion_of, champion_versions, check_release_name
 
 UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
 # A server that is gone is asked again and again: after so long it is left for the next look.
@@ -212,7 +212,7 @@ class Loop:
         with closing(open_database()) as database:
             for release in record.newly_rolled_back(database, self.name):
                 self._send("rolled_back", release.label, release.withdrawn)
-            champion, served = champion_of(database, self.name), desired(database)
+            champion, served = champion_of(database, self.name), champion_versions(database)
         seen = self._do(self.config, None)
         if seen.do != "wait" or seen.rows.snapshot is None or champion is None or self.config.cycle.by is None:
             return seen

@@ -26,7 +26,7 @@ from hivetune.data.reasons import write_leave_out
 from hivetune.errors import Busy, HivetuneError, Stopped
 from hivetune.judge.evaluate import compare_pair, evaluate_run
 from hivetune.models.prepared import folder_for
-from hivetune.process.launch import when_idle
+from hivetune.process.launch import idle_priority
 from hivetune.release import registry
 from hivetune.release.prune import Unused, delete
 from hivetune.release.registry import CROWNED, Release, champion_of
@@ -175,7 +175,7 @@ def ensure_run(work: Work) -> Run:
     folder, domain = work.cycle.run, work.cycle.domain
     if (folder / RECORD).exists() and Path(read_record(folder).get("snapshot", "")).is_dir():
         return load_run(folder)
-    with work.station("rows") as words, when_idle():
+    with work.station("rows") as words, idle_priority():
         pool = rows.pool_of(work.config)
         found = list(pool.pool())
         with closing(open_database()) as database:
@@ -232,7 +232,7 @@ def ensure_evaluated(work: Work, run: Run) -> None:
     is_beside = rival is None or _is_of(record.measured_document(beside), adapter, rival)
     if is_measured and is_beside:
         return
-    with work.station("evaluate") as words, when_idle():
+    with work.station("evaluate") as words, idle_priority():
         if not is_measured:
             evaluate_run(run, work.progress)
         if rival is not None and not is_beside:
@@ -284,7 +284,7 @@ def ensure_registered(work: Work, run: Run) -> Release:
         release = record.release_of(database, work.cycle)
     if release is None:
         # The release's name leads to its domain: the gateway routes by what the proof says.
-        with work.station("register") as words, when_idle():
+        with work.station("register") as words, idle_priority():
             domain = work.cycle.domain
             facts = None if domain is None else {"of": domain.of, "by": domain.by, "value": domain.value}
             release, _ = register_run(run.folder, work.cycle.name, facts)

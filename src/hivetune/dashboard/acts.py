@@ -13,7 +13,7 @@ from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
 from hivetune.errors import UsageError
 from hivetune.judge.frozen import freeze_wins
-from hivetune.release.registry import promote, returns_to, rollback, who
+from hivetune.release.registry import promote, rollback, rollback_target, who
 from hivetune.run.status import ask_to_stop
 
 MAX_REASON_CHARS = 500  # a sentence or two in the history
@@ -56,7 +56,7 @@ def rolling_back(watcher: Watcher, request: PageRequest) -> Page:
     release = named_release(request)
     back = f"/releases/{release.name}/{release.version}"
     with closing(open_database()) as database:
-        earlier = returns_to(database, release.name)
+        earlier = rollback_target(database, release.name)
         if "champion" not in release.aliases:
             raise UsageError(f"{release.label} is not the champion, so there is nothing to roll back")
         if earlier is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import home_as_it_is
+from hivetune.base.database import open_existing_database
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.journal import read_tail
 from hivetune.base.paths import quoted
@@ -68,7 +68,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     """Return the overview of this home. A missing home is empty. `statuses`: the status of every run, if it is
     known already."""
     runs = sorted(known_runs() if statuses is None else statuses, key=lambda status: status.created, reverse=True)
-    with home_as_it_is() as database:
+    with open_existing_database() as database:
         registered = releases(database)
         (interactions,) = database.execute("SELECT count(*) FROM interactions").fetchone()
         loops = tuple(cycle_loop(database, name) for name in loop_names())

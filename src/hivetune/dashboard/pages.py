@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hivetune.base.database import home_as_it_is, open_database
+from hivetune.base.database import open_database, open_existing_database
 from hivetune.base.disk import MANIFEST, home, read_json, stored_path
 from hivetune.base.documents import read_document
 from hivetune.base.paths import quoted
@@ -29,7 +29,7 @@ from hivetune.release.registry import (
     find,
     forgotten_rows,
     releases,
-    returns_to,
+    rollback_target,
     snapshot_folder,
 )
 from hivetune.run.folder import EVALUATION, read_record
@@ -156,7 +156,7 @@ def _compared(path: Path, label: str) -> Markup:
 
 
 def releases_page(watcher: Watcher, request: PageRequest) -> Page:
-    with home_as_it_is() as database:
+    with open_existing_database() as database:
         found = releases(database)
         rows = [_release_row(release, forgotten_rows(database, release.snapshot)) for release in reversed(found)]
     return Page("releases.html", "Releases", {"releases": rows}, live=True)
@@ -188,7 +188,7 @@ def release_page(watcher: Watcher, request: PageRequest) -> Page:
             "problem": problem,
             "moves": list(reversed(release.moves)),
             "forgotten": forgotten_rows(database, release.snapshot),
-            "earlier": returns_to(database, release.name),
+            "earlier": rollback_target(database, release.name),
             "run": Path(release.run),
             "snapshot_is_there": snapshot_folder(database, release.snapshot) is not None,
             "answers": answers,
@@ -208,7 +208,7 @@ def named_release(request: PageRequest) -> Release:
 def data_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show what came in from where, and the snapshots that were made of it."""
     query = "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?"
-    with home_as_it_is() as database:
+    with open_existing_database() as database:
         values = {
             "interactions": database.execute("SELECT count(*) FROM interactions").fetchone()[0],
             "forgotten": database.execute("SELECT count(*) FROM forgotten").fetchone()[0],

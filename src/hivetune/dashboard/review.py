@@ -19,7 +19,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from hivetune.base.database import home_as_it_is, open_database, transaction
+from hivetune.base.database import open_database, open_existing_database, transaction
 from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.intake.interactions import change_row
@@ -78,7 +78,7 @@ class ReviewRow:
 def review_page(watcher: Watcher, request: PageRequest) -> Page:
     query = {key: request.query.get(key, "").strip() for key in (*FILTERS, "rating")}
     after = request.query.get("after", "")
-    with home_as_it_is() as database:
+    with open_existing_database() as database:
         total, rows = review_rows(database, query, after)
         agents = database.execute("SELECT DISTINCT agent FROM interactions WHERE agent NOT NULL ORDER BY 1").fetchall()
         releases = "SELECT DISTINCT source FROM interactions WHERE source >= 'gateway:' AND source < 'gateway;'"

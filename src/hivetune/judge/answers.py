@@ -17,7 +17,7 @@ from hivetune.config import EvalConfig
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.artefacts import Answerer, Artefact
 from hivetune.judge.rows import Prompt
-from hivetune.llama.ask import Answer, Unanswered, persistently
+from hivetune.llama.ask import Answer, Unanswered, ask_with_retries
 from hivetune.llama.backend import find_engine
 from hivetune.records import Progress, silent
 
@@ -123,7 +123,7 @@ def _ask(
 ) -> Answer:
     """Return one answer, with a few retries. Raises MachineNotFit if all failed, UsageError for a refused request."""
     try:
-        return persistently(
+        return ask_with_retries(
             lambda: answerer.complete(prompt.messages, max_tokens=new_tokens, tools=prompt.info.tools), pause
         )
     except Unanswered as error:

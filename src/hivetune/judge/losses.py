@@ -13,7 +13,7 @@ from hivetune.data.snapshot import RowInfo, Snapshot
 from hivetune.judge.artefacts import Artefact
 from hivetune.judge.rows import evidence_groups
 from hivetune.models.sides import SIDES
-from hivetune.process.parent import count_items, see_off, start_child
+from hivetune.process.parent import count_items, start_child, wait_for_outcome
 from hivetune.process.protocol import Score
 from hivetune.records import Progress
 from hivetune.run.folder import ADAPTER, CONFIG, SCORES, read_resolved
@@ -103,7 +103,9 @@ def scored(run: Run, adapter: Path | None, progress: Progress, meanwhile: Callab
         num_done, total = len(rows) * sum(is_scored(path, name, rows) for name in names), len(rows) * len(names)
         if num_done < total:
             task = Score(run.model, adapter, run.snapshot.folder, path, rows, run.config.dtype, run.config.device)
-            see_off(start_child(task, folder), count_items(progress, total, num_done), meanwhile).check("scoring")
+            wait_for_outcome(start_child(task, folder), count_items(progress, total, num_done), meanwhile).check(
+                "scoring"
+            )
         else:
             meanwhile()
     return path

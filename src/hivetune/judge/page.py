@@ -20,7 +20,7 @@ from hivetune.judge.verdict import (
     titled,
     value_text,
 )
-from hivetune.models.prepared import spoken_name
+from hivetune.models.prepared import display_name
 from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Metric
 
@@ -44,7 +44,7 @@ _RANKS = {(True, False): 0, (False, True): 1, (False, False): 2}  # by the succe
 
 def write_evaluation_page(run: Path, evaluation: Mapping[str, Any]) -> None:
     """Write `RUN/eval.html` from an eval.json with its verdict."""
-    base, model = evaluation["base"], spoken_name(evaluation["model"])
+    base, model = evaluation["base"], display_name(evaluation["model"])
     if base["label"] == BASELINE:
         base = {**base, "label": f"{model} untuned"}
     tuned = {**evaluation["tuned"], "label": f"{model} tuned in {run.name}"}

@@ -125,7 +125,7 @@ def read_answer(response: http.client.HTTPResponse, started: float, where: str) 
     return Answer(text, finish != "length", seconds, *counts)
 
 
-def persistently(ask: Callable[[], Answer], pause: Callable[[float], object] = time.sleep) -> Answer:
+def ask_with_retries(ask: Callable[[], Answer], pause: Callable[[float], object] = time.sleep) -> Answer:
     """Return the answer of the first of TRIES that succeeds. Raises Unanswered where none does."""
     for attempt in range(TRIES - 1):
         try:

@@ -23,13 +23,13 @@ from typing import Any
 
 import psutil
 
-from hivetune.base.disk import named_problems, scratch_folder
+from hivetune.base.disk import problems_of_files, scratch_folder
 from hivetune.base.paths import pip_install
 from hivetune.data.render.template import thinking_arguments
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.llama.ask import TIMEOUT_S, Answer, Unanswered, chat_request, exchange, read_answer
 from hivetune.models.gguf_header import read_header
-from hivetune.process.launch import give_way
+from hivetune.process.launch import set_idle_priority
 from hivetune.process.lease import serve_on
 from hivetune.process.sandbox import named_environment
 
@@ -110,7 +110,7 @@ def check_files(model: Path, settings: ServerSettings) -> None:
     manifest beside it."""
     for path in (model, *(path for path, _ in settings.adapters)):
         whole = path.resolve()
-        problems = named_problems(whole.parent, (whole.name,))
+        problems = problems_of_files(whole.parent, (whole.name,))
         if problems:
             raise UsageError(
                 f"{path.parent / problems[0]}: it is damaged",
@@ -315,7 +315,7 @@ def _start(
     finally:
         for descriptor in leases:  # the child holds them now
             os.close(descriptor)
-    give_way(process.pid)
+    set_idle_priority(process.pid)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once: its log tells why
         process.stdin.write(json.dumps(document).encode() + b"\n")

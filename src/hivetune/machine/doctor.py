@@ -69,7 +69,7 @@ def failed_devices(found: Look, progress: Progress = silent) -> list[MachineFind
 
 def report_document(look: Look, judgement: Judgement) -> dict[str, Any]:
     """Return the content of `doctor --json`. A person may paste it into an issue, so it names neither user nor host."""
-    cards = [{**vars(seen.card), "access": seen.access, "used": seen.in_question} for seen in look.cards]
+    cards = [{**vars(seen.card), "access": seen.access, "used": seen.is_candidate} for seen in look.cards]
     document = {
         "fit": judgement.fit,
         "findings": [asdict(finding) for finding in judgement.findings],

@@ -30,7 +30,7 @@ _SHOWN = {
 
 def candidate_cards(look: Look) -> tuple[SeenCard, ...]:
     """Return the cards that a run would use, in torch's order."""
-    return tuple(card for card in look.cards if card.in_question)
+    return tuple(card for card in look.cards if card.is_candidate)
 
 
 def of_card(look: Look, seen: SeenCard) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def worst_first(findings: Iterable[MachineFinding]) -> tuple[MachineFinding, ...
     return tuple(sorted(findings, key=lambda finding: WORST_FIRST.index(finding.severity)))
 
 
-def answers_elsewhere(look: Look) -> str:
+def llama_build_problem(look: Look) -> str:
     """Return in words, with the command, that llama.cpp here is a processor's build beside a card; empty if it is
     none."""
     found = (each for each in judge_machine(look).findings if each.id == "llama-cpp-without-card")

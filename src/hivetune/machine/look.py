@@ -54,7 +54,7 @@ class SeenCard:
 
     card: Card
     access: Literal["ok", "denied", "absent"]
-    in_question: bool  # a run would use it
+    is_candidate: bool  # a run would use it
 
     @property
     def name(self) -> str:
@@ -101,15 +101,15 @@ def look(where: Surroundings = HERE) -> Look:
     environment = os.environ if where.environment is None else where.environment
     site = sys.path if where.site is None else list(where.site)
     installed = {name: found for name in PACKAGES if (found := _distribution(name, site))}
-    software = {**_torch(installed.get("torch")), **_answers_on(installed.get("xllamacpp"), environment)}
+    software = {**_torch(installed.get("torch")), **_llama_target(installed.get("xllamacpp"), environment)}
     cards = read_cards(where.root, where.nvidia)
     usable = without_integrated(cards)
     mine = [card for card in usable if card.kind == software["build"]] or usable
     seen = tuple(SeenCard(card, _access(card, where), card in mine) for card in cards)
     machine = read_machine(where.root, where.folder, lambda: [card for card in cards if card.kind == "cuda"])
-    in_question = [card.observed for card in seen if card.in_question]
-    vendors = {card["vendor"] for card in in_question} or {"none"}
-    install = choose_install(in_question, where.python)
+    candidates = [card.observed for card in seen if card.is_candidate]
+    vendors = {card["vendor"] for card in candidates} or {"none"}
+    install = choose_install(candidates, where.python)
     observed = {
         **_of_system(where, machine),
         "vendor": vendors.pop() if len(vendors) == 1 else "",
@@ -157,7 +157,7 @@ def _torch(found: metadata.Distribution | None) -> dict[str, Any]:
     }
 
 
-def _answers_on(found: metadata.Distribution | None, environment: Mapping[str, str]) -> dict[str, Any]:
+def _llama_target(found: metadata.Distribution | None, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the user's own llama-server, else what the package xllamacpp is built for: cpu or card."""
     if program := shutil.which("llama-server", path=environment.get("PATH", "")):
         from hivetune.llama.backend import own_engine  # only now: what looks at a machine needs no server

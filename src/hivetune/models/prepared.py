@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.disk import home, problems_once, read_json
+from hivetune.base.disk import home, problems_since_last_read, read_json
 from hivetune.base.paths import expanded, real_path
 from hivetune.errors import UsageError
 from hivetune.records import Progress, silent
@@ -110,7 +110,7 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 
-def spoken_name(model: str | Path) -> str:
+def display_name(model: str | Path) -> str:
     """Return what people call a model: the name that a prepared folder was fetched with, or the last part of a path."""
     folder = Path(model)
     if (folder / DESCRIPTION).exists():
@@ -132,7 +132,7 @@ def find_prepared(name: str, template: TemplateArguments | None = None) -> Prepa
     Raises UsageError as `kind_of` does.
     """
     folder = folder_for(name, template)
-    return None if problems_once(folder) else read_prepared(folder)
+    return None if problems_since_last_read(folder) else read_prepared(folder)
 
 
 def read_prepared(folder: Path) -> Prepared:

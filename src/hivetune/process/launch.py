@@ -45,7 +45,7 @@ _gives_way: ContextVar[bool] = ContextVar("gives_way", default=False)
 
 
 @contextlib.contextmanager
-def when_idle() -> Iterator[None]:
+def idle_priority() -> Iterator[None]:
     """Let the children that this thread starts in the block compute only while nobody else wants the processor.
 
     Beside a gateway that answers they get 0.3 % of a core, on an idle machine all of it. Graphics cards know no such
@@ -58,8 +58,8 @@ def when_idle() -> Iterator[None]:
         _gives_way.reset(before)
 
 
-def give_way(pid: int) -> None:
-    """Give a child that was just started, and what it starts, the idle priority in a block of `when_idle`."""
+def set_idle_priority(pid: int) -> None:
+    """Give a child that was just started, and what it starts, the idle priority in a block of `idle_priority`."""
     if _gives_way.get() and sys.platform == "linux":
         # Not for this process itself: without rights nobody gets from SCHED_IDLE back to the ordinary priority.
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))

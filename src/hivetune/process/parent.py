@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from hivetune.base.disk import read_json
 from hivetune.base.private import make_folder, open_plain
-from hivetune.process.launch import Supervision, child_environment, give_way
+from hivetune.process.launch import Supervision, child_environment, set_idle_priority
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
 from hivetune.records import Progress
 from hivetune.run.folder import OUTCOME, WORKER_LOG
@@ -226,7 +226,7 @@ def start_process(
         pass_fds=(heartbeat,),
         start_new_session=True,
     )
-    give_way(process.pid)
+    set_idle_priority(process.pid)
     return process
 
 
@@ -234,7 +234,7 @@ def run_task(
     task: object, folder: Path, *, on_beat: Callable[[Beat], None] = lambda beat: None, **start: Any
 ) -> Outcome:
     """Run one task to its end and return its outcome; `start` are arguments of `start_child`."""
-    return see_off(start_child(task, folder, **start), on_beat)
+    return wait_for_outcome(start_child(task, folder, **start), on_beat)
 
 
 def count_items(progress: Progress, total: int | None, count: int = 0) -> Callable[[Beat], None]:
@@ -249,7 +249,7 @@ def count_items(progress: Progress, total: int | None, count: int = 0) -> Callab
     return on_beat
 
 
-def see_off(
+def wait_for_outcome(
     child: Child, on_beat: Callable[[Beat], None] = lambda beat: None, meanwhile: Callable[[], None] = lambda: None
 ) -> Outcome:
     """Wait for the child's end and return its outcome, also of a failed child; `Outcome.check` raises its error.

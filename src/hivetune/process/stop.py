@@ -16,7 +16,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], None]
 
 
-def take_stops(handler: Handler, numbers: Sequence[int] = NUMBERS) -> dict[int, Any]:
+def handle_stop_signals(handler: Handler, numbers: Sequence[int] = NUMBERS) -> dict[int, Any]:
     """Let `handler` handle these signals, and return the handlers before. SIGHUP stays ignored where it is: who starts
     a command with nohup and closes the terminal wants it to go on.
     """
@@ -53,7 +53,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._before = take_stops(self.request)
+            self._before = handle_stop_signals(self.request)
         return self
 
     def __exit__(

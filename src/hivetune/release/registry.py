@@ -25,13 +25,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.database import note_and_free, transaction
+from hivetune.base.database import record_then_delete, transaction
 from hivetune.base.disk import (
     MANIFEST,
     home,
     lock,
     path_to_store,
-    problems_once,
+    problems_since_last_read,
     read_json,
     sha256_file,
     stored_path,
@@ -102,7 +102,7 @@ class Release:
     @property
     def damage(self) -> str:
         """Return in words which file is missing or changed, empty where none is."""
-        problems = problems_once(self.folder)
+        problems = problems_since_last_read(self.folder)
         if not problems and read_json(self.folder / MANIFEST).get("adapter_sha256") != self.adapter_sha256:
             return "it holds another adapter than was registered"
         return problems[0] if problems else ""
@@ -194,7 +194,7 @@ def champion_of(database: sqlite3.Connection, name: str) -> Release | None:
     return _named(database, name, "champion")
 
 
-def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
+def rollback_target(database: sqlite3.Connection, name: str) -> Release | None:
     """Return the release that a rollback of `name` would make its champion, or None."""
     return _named(database, name, "previous")
 
@@ -203,7 +203,7 @@ def _named(database: sqlite3.Connection, name: str, alias: str) -> Release | Non
     return next((release for release in releases(database, name) if alias in release.aliases), None)
 
 
-def desired(database: sqlite3.Connection) -> dict[str, int]:
+def champion_versions(database: sqlite3.Connection) -> dict[str, int]:
     """Return the version that should be served of each name: its champion's."""
     return {release.name: release.version for release in releases(database) if "champion" in release.aliases}
 
@@ -302,7 +302,7 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
         if not {"champion", "candidate"} & set(release.aliases):
             hint = "see the champion: hivetune releases"
             raise UsageError(f"{release.label} is no longer the champion or the candidate", hint=hint)
-        earlier = returns_to(database, release.name) if "champion" in release.aliases else None
+        earlier = rollback_target(database, release.name) if "champion" in release.aliases else None
         if "champion" in release.aliases and earlier is None:
             raise UsageError(
                 f"{release.label} has no previous release to return to",
@@ -352,7 +352,7 @@ def prune(database: sqlite3.Connection, release: Release) -> None:
             raise UsageError(f"{release.label} is in use", hint="see its aliases: hivetune releases")
 
     refuse_used()  # on a full disk, where nothing can be promoted either, the space is freed before the note
-    note_and_free(note, lambda: shutil.rmtree(release.folder, ignore_errors=True))
+    record_then_delete(note, lambda: shutil.rmtree(release.folder, ignore_errors=True))
 
 
 def who() -> str:
@@ -422,7 +422,7 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
         manifest = folder / MANIFEST
         if not manifest.is_file() or read_json(manifest).get("adapter_sha256") != adapter_sha256:
             continue  # of an earlier adapter of this run
-        problems = problems_once(folder)
+        problems = problems_since_last_read(folder)
         if problems:
             raise HivetuneError(
                 f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {quoted(run)}"

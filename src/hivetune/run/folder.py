@@ -11,8 +11,8 @@ import yaml
 from hivetune.base.disk import (
     home,
     lock_holder,
-    named_problems,
     path_to_store,
+    problems_of_files,
     sha256_file,
     stored_path,
     write_atomic,
@@ -114,7 +114,7 @@ def has_adapter(folder: Path) -> bool:
 
 def adapter_problems(folder: Path) -> list[str]:
     """Return the differences of the adapter's files from the folder's manifest; none without a manifest."""
-    return named_problems(folder, (ADAPTER, ADAPTER_CONFIG))
+    return problems_of_files(folder, (ADAPTER, ADAPTER_CONFIG))
 
 
 def require_adapter(folder: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base import journal
-from hivetune.base.database import home_as_it_is
+from hivetune.base.database import open_existing_database
 from hivetune.base.disk import LockHolder, boot_id, home, lock, lock_holder, stored_path
 from hivetune.base.documents import read_document
 from hivetune.base.journal import read_journal, read_tail
@@ -182,7 +182,7 @@ def refuse_older_adapter(run: Path) -> None:
         )
 
 
-def hold_run(run: Path) -> AbstractContextManager[None]:
+def lock_run(run: Path) -> AbstractContextManager[None]:
     """Return the lock of a run folder, which its writer holds. Raises Busy and UsageError as `lock`."""
     return lock(run, hint=f"wait for it, or stop it with: hivetune stop {quoted(run)}")
 
@@ -298,6 +298,6 @@ def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus
 
 def run_folders(database: sqlite3.Connection | None = None) -> list[Path]:
     """Return the folders of the runs of this home that still exist, oldest first. Reads nothing in them."""
-    with home_as_it_is() if database is None else contextlib.nullcontext(database) as opened:
+    with open_existing_database() if database is None else contextlib.nullcontext(database) as opened:
         paths = [stored_path(path) for (path,) in opened.execute("SELECT path FROM runs ORDER BY created, rowid")]
     return [path for path in paths if os.path.lexists(path / RECORD)]  # the record is the last file to be deleted

@@ -12,7 +12,7 @@ from typing import Any
 
 from hivetune.base.disk import home
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
-from hivetune.release.registry import Release, desired, find, gguf_adapter, releases
+from hivetune.release.registry import Release, champion_versions, find, gguf_adapter, releases
 
 BASE = "base"
 # As every evaluation asks: judge/worker.
@@ -101,7 +101,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
             raise UsageError(f"{name}: the gateway serves names with all their versions", hint=hint)
         find(database, name)
     found, base, served = Wanted(), ("", ""), dict[str, Path]()
-    for name, version in sorted(desired(database).items()):
+    for name, version in sorted(champion_versions(database).items()):
         all_releases = releases(database, name)
         # What should answer; the one before it does where it can't be served.
         champion = next(release for release in all_releases if release.version == version)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from hivetune.base.database import transaction
 from hivetune.errors import HivetuneError
-from hivetune.release.registry import CROWNED, Release, history, releases, returns_to
+from hivetune.release.registry import CROWNED, Release, history, releases, rollback_target
 
 Kind = Literal["errors", "complaints"]
 FAULTS: Mapping[Kind, str] = {"errors": "failed", "complaints": "were complained about"}
@@ -198,7 +198,7 @@ def due_watches(database: sqlite3.Connection, name: str, *, canary: bool, now: f
             due[release.label] = champion.label
     moves = history(database, name)
     newest = next(move for move in reversed(moves) if move.action in CROWNED)
-    before = returns_to(database, name)
+    before = rollback_target(database, name)
     # A release that was returned to is not held against an older one: one rollback never leads to the next.
     if newest.action == "returned" or before is None or champion.version < before.version:
         return due

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from hivetune.synth.page import DocEntry, DocPage, DocPassage, options_in
-from hivetune.synth.sentences import MAX_TOLD_CHARS, capital, deed, excerpt, sentences
+from hivetune.synth.sentences import MAX_TOLD_CHARS, action_phrase, capital, excerpt, sentences
 
 # What people ask most comes most often; of what a person wrote, all.
 KIND_WEIGHTS: Mapping[str, float] = {"meaning": 3, "which": 3, "command": 2, "mistake": 1, "fact": 100}
@@ -49,9 +49,9 @@ class Draft:
 def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
     """Yield the drafts of one page. The draw depends on the seed and the entry only."""
     # Each pooling of torch "runs the forward pass": nobody can tell which one is asked about.
-    deeds = Counter(deed(entry.text) for entry in page.entries)
+    deeds = Counter(action_phrase(entry.text) for entry in page.entries)
     for entry in page.entries:
-        action = deed(entry.text)
+        action = action_phrase(entry.text)
         action = action if deeds[action] == 1 else ""
         draw = random.Random(f"{seed} {page.label} {entry.kind} {entry.names[0]}")
         if entry.kind == "function":
@@ -143,7 +143,7 @@ def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     if not page.command or len(page.summary) < 8 or not said - own - _EMPTY:
         return  # `CRL command` of openssl-crl(1ssl)
     summary, source = capital(page.summary), ("NAME", page.summary)
-    fields = {"command": page.command, "page": page.label, "summary": summary, "deed": deed(f"{summary}.")}
+    fields = {"command": page.command, "page": page.label, "summary": summary, "deed": action_phrase(f"{summary}.")}
     yield _draft("meaning", "purpose", draw, fields, source)
     if fields["deed"]:
         yield _draft("which", "which.page", draw, fields, source, right=(page.command,))

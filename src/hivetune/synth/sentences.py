@@ -88,7 +88,7 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:] if first in word_list("starts") or imperative(first) else text
 
 
-def deed(text: str) -> str:
+def action_phrase(text: str) -> str:
     """Return what it does as an imperative without a full stop: `show only the unit states`; empty if it can't be
     told.
     """

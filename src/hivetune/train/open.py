@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import lock, problems_once
+from hivetune.base.disk import lock, problems_since_last_read
 from hivetune.base.paths import quoted
-from hivetune.base.private import check_own
+from hivetune.base.private import check_owner
 from hivetune.base.units import size
 from hivetune.checkers.find import find_checker
 from hivetune.config import EvalConfig, RunConfig
@@ -75,7 +75,7 @@ def load_run(folder: Path) -> Run:
     them or the settings changed since the run began.
     """
     if folder.is_dir():
-        check_own(folder)
+        check_owner(folder)
     record = read_record(folder)
     config, _ = read_resolved(folder)
     model = Path(record.get("model", "(not recorded)"))
@@ -86,7 +86,7 @@ def load_run(folder: Path) -> Run:
         )
     snapshot = open_snapshot(Path(record.get("snapshot", "(not recorded)")))
     for part, hint in ((model, f"hivetune fetch {quoted(config.model)}"), (snapshot.folder, DAMAGED_SNAPSHOT)):
-        problems = problems_once(part)
+        problems = problems_since_last_read(part)
         if problems:
             raise UsageError(f"{folder} needs a file that is damaged: {part / problems[0]}", hint=hint)
     if "identity" in record:

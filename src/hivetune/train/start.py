@@ -11,7 +11,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import LOCK, home, path_to_store, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import real_path
-from hivetune.base.private import check_own, make_folder
+from hivetune.base.private import check_owner, make_folder
 from hivetune.config import RunConfig
 from hivetune.data.identity import identity_hash, identity_of, refuse_other
 from hivetune.data.prepare.prepare import prepare_data
@@ -28,7 +28,7 @@ from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.figures import report
 from hivetune.run.folder import EVENTS, RECORD, read_resolved, write_record, write_resolved
-from hivetune.run.status import hold_run, run_status
+from hivetune.run.status import lock_run, run_status
 from hivetune.train.open import Run, check_disk, check_eval, load_run, plan_of, with_workers
 from hivetune.train.plan.memory import setup_of
 from hivetune.train.plan.steps import write_plan
@@ -84,7 +84,7 @@ def open_run(
     if config.cluster is not None:
         reach_cluster(config.cluster)  # raised before a folder is made: no run is left that never began
     make_folder(folder)
-    check_own(folder)
+    check_owner(folder)
     write_resolved(folder, config, Choices())
     write_plan(folder, plan)
     record = {
@@ -110,7 +110,7 @@ def open_run(
 
 def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Variable, ...]:
     """Choose the environment variables of a run's workers once, beside its other choices. Return the new ones."""
-    with hold_run(run.folder):
+    with lock_run(run.folder):
         config, choices = read_resolved(run.folder)
         if checkpoints.steps(run.folder) or choices.environment is not None or config.device == "cpu":
             return ()
@@ -168,17 +168,17 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
             write_manifest(run.folder, {"kind": "run"})
 
     # The manifest is last: a run without it is not finished, whatever its record says.
-    with hold_run(run.folder):
+    with lock_run(run.folder):
         write_with_retries(run.folder, write, terms.on_wait)
     if outcome.status == "done":
-        _remember(run, result)
+        _remember_rate(run, result)
     for problem in report(run.folder, run.config.report_to):
         terms.on_wait(problem)
     outcome.check()
     return document
 
 
-def _remember(run: Run, result: Mapping[str, Any]) -> None:
+def _remember_rate(run: Run, result: Mapping[str, Any]) -> None:
     """Keep in the machine's profile what later runs may know from this one: its rate, and that its path is right."""
     profile = read_profile(read_machine().fingerprint)
     choices = read_resolved(run.folder)[1]

@@ -16,7 +16,7 @@ from hivetune.train.plan.choose import (
     choose_dtype,
     first_that_fits,
     published_rate,
-    with_advice,
+    with_alternatives,
 )
 from hivetune.train.plan.device import Device, computes_bfloat16, device_of_card, device_of_machine
 from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, host_holds, layer_bytes, predict_peak
@@ -134,7 +134,7 @@ def test_what_does_not_fit_says_how_much_is_missing_and_what_would() -> None:
     with pytest.raises(DoesNotFit, match=r"at least 1\d\.\d GB are needed, 8\.1 GB may be used") as refused:
         first_that_fits(whole, device, work())
     assert refused.value.exit_code == 5
-    hint = with_advice(refused.value, whole, device, work(), 0.9).hint
+    hint = with_alternatives(refused.value, whole, device, work(), 0.9).hint
     assert "--set method=qlora" in hint and "--set model=Qwen/Qwen2.5-" in hint
 
 
@@ -144,7 +144,7 @@ def test_a_shorter_length_is_advised_where_it_helps() -> None:
     whole = replace(setup_on(device), path="general")
     with pytest.raises(DoesNotFit) as refused:
         first_that_fits(whole, device, long)
-    assert "--set max_length=" in with_advice(refused.value, whole, device, long, 0.9).hint
+    assert "--set max_length=" in with_alternatives(refused.value, whole, device, long, 0.9).hint
 
 
 def test_a_cpu_gets_no_micro_batch_larger_than_its_caches_are_worth() -> None:

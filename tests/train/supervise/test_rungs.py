@@ -19,7 +19,7 @@ from hivetune.train.supervise.ladder import RUNGS, effects_of, void_rungs
 from hivetune.train.worker.model.adapter import same_views
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
-from hivetune.train.worker.settle import DTYPES, with_changes
+from hivetune.train.worker.settle import DTYPES, with_recovery_changes
 
 pytestmark = pytest.mark.slow
 
@@ -181,4 +181,4 @@ def test_a_rung_that_changes_nothing_is_void() -> None:
 
 
 def changed(settled: Choices, rung: str) -> Choices:
-    return with_changes(CONFIG, settled, effects_of((rung,))[1])
+    return with_recovery_changes(CONFIG, settled, effects_of((rung,))[1])

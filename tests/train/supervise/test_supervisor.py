@@ -239,7 +239,7 @@ def test_a_run_that_began_with_an_adapter_keeps_its_rank(tmp_path: Path) -> None
 
 def test_a_sample_counts_as_not_reached(tmp_path: Path) -> None:
     make_run(tmp_path, [])
-    supervisor.thin_out(tmp_path / "run", tmp_path / "snapshot")
+    supervisor.skip_half_of_remaining_rows(tmp_path / "run", tmp_path / "snapshot")
     plan = read_plan(tmp_path / "run")
     assert [plan.num_rows, *map(len, plan.rows_reached())] == [96, 48, 0]
 

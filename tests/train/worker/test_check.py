@@ -23,8 +23,8 @@ from hivetune.train.worker.check import (
     check_documents,
     check_products,
     fault_of,
-    right_choices,
     shapes_of,
+    verified_choices,
 )
 from hivetune.train.worker.model.fast.backend import by_native
 from hivetune.train.worker.model.load import load_model
@@ -69,7 +69,7 @@ PLAIN = Choices(kernels="torch")
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-6), (torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_a_right_fast_path_agrees(folder: Path, dtype: torch.dtype, most: float) -> None:
     loader = Loader(folder, dtype)
-    told = right_choices(loader, some_documents(), "float64")
+    told = verified_choices(loader, some_documents(), "float64")
     assert told.agreement is not None and set(told.made()) == {"agreement"}
     assert told.agreement["loss"] < most and told.agreement["gradient"] < most
     assert loader.asked == [Choices(path="general", dtype="float64"), Choices()]
@@ -80,10 +80,10 @@ def test_wrong_kernels_give_way_to_the_plain_ones_and_those_to_transformers(
     folder: Path, dtype: torch.dtype, by: float
 ) -> None:
     """NaN is no agreement."""
-    told = right_choices(Loader(folder, dtype, (Choices(),), by), some_documents(), "float64")
+    told = verified_choices(Loader(folder, dtype, (Choices(),), by), some_documents(), "float64")
     assert told.kernels == "torch" and told.path is None and told.agreement is not None
     assert "of the gradient off" in told.agreement["instead_of"]
-    told = right_choices(Loader(folder, dtype, (Choices(), PLAIN), by), some_documents(), "float64")
+    told = verified_choices(Loader(folder, dtype, (Choices(), PLAIN), by), some_documents(), "float64")
     assert told.path == "general" and told.path_why and "nats a token" in told.path_why
     assert load(folder, dtype, told).why == told.path_why
 

@@ -43,7 +43,7 @@ def test_another_device_is_chosen_for_anew() -> None:
     """A run that leaves its card computes on the processor with its own kernels and products."""
     begun = Choices(device="cuda", dtype="bfloat16", threads=2, kernels="torch", products="torch")
     config = parse_config({"model": "m", "data": {"path": "x"}, "device": "cuda"})
-    fallen = settle.with_changes(config, begun, Choices(device="cpu"))
+    fallen = settle.with_recovery_changes(config, begun, Choices(device="cpu"))
     assert fallen == settle.complete("cpu", "auto", Choices(device="cpu"))
 
 
@@ -77,7 +77,7 @@ def test_a_worker_takes_no_more_of_a_card_than_its_share(
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: calls.append(given))
     monkeypatch.setattr(settle, "train_on", held.append)
     settle._hold_card.cache_clear()
-    settle.start_with(Choices(device=name, dtype="float32", threads=1), 0.5)
+    settle.apply_choices(Choices(device=name, dtype="float32", threads=1), 0.5)
     assert calls == asked
     assert held == ([] if name == "cpu" else ["cuda:1" if name == "cuda:1" else "cuda:0"])
 

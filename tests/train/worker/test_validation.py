@@ -11,7 +11,7 @@ import torch
 from train.worker.runs import learnable_rows, make_run, metrics, run_training
 
 from hivetune.config import parse_config
-from hivetune.train.plan.steps import spread_sample
+from hivetune.train.plan.steps import stratified_sample
 from hivetune.train.worker import session
 from hivetune.train.worker.session import learning_rate, warmup_steps
 from hivetune.train.worker.watch import score_rows
@@ -20,11 +20,11 @@ from hivetune.train.worker.watch import score_rows
 def test_a_sample_has_its_share_of_each_kind() -> None:
     kinds = ["a"] * 600 + ["b"] * 300 + ["c"] * 100
     rows = random.Random(1).sample(range(1000), 1000)
-    found = spread_sample(rows, 50, lambda row: kinds[row])
+    found = stratified_sample(rows, 50, lambda row: kinds[row])
     assert len(set(found)) == 50
     assert {kind: sum(kinds[row] == kind for row in found) for kind in "abc"} == {"a": 30, "b": 15, "c": 5}
-    assert found == spread_sample(sorted(rows), 50, lambda row: kinds[row])
-    assert spread_sample(rows[:50], 50, lambda row: kinds[row]) == rows[:50]
+    assert found == stratified_sample(sorted(rows), 50, lambda row: kinds[row])
+    assert stratified_sample(rows[:50], 50, lambda row: kinds[row]) == rows[:50]
 
 
 class Rows:

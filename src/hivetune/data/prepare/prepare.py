@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune import __version__
-from hivetune.base.database import home_as_it_is, open_database
+from hivetune.base.database import open_database, open_existing_database
 from hivetune.base.disk import (
     FULL_DISK_ERROR,
     MANIFEST,
     home,
     lock,
     path_to_store,
-    problems_once,
+    problems_since_last_read,
     scratch_folder,
     sha256_file,
 )
@@ -102,7 +102,7 @@ def prepare(config: RunConfig, model_folder: Path, progress: Progress = silent) 
         folder = root / key[:16]
         if (folder / MANIFEST).exists():
             snapshot = open_snapshot(folder)
-            if problems := problems_once(folder):
+            if problems := problems_since_last_read(folder):
                 raise UsageError(f"the snapshot {folder} is damaged: {problems[0]}", hint=DAMAGED_SNAPSHOT)
             return snapshot
         work_folder = root / f".work-{key[:16]}"
@@ -178,7 +178,7 @@ class _Task:
     understood: Understood
 
     def __post_init__(self) -> None:
-        with home_as_it_is() as database:
+        with open_existing_database() as database:
             self.forgotten = load_forgotten(database)
             self.set_aside = load_set_aside(database)
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from hivetune.base.disk import FULL_DISK, write_json, write_manifest, write_whole
+from hivetune.base.disk import FULL_DISK, atomic_file, write_json, write_manifest
 from hivetune.config import DataConfig
 from hivetune.data.checks.redact import redact_everything, redacted_name
 from hivetune.data.columns import columns_of
@@ -63,7 +63,7 @@ def _write_rows(folder: Path, work: Work, key: str, report: dict[str, Any]) -> N
     The snapshot's hash covers tokens, masks, ids and splits, so it does not depend on where the rows came from.
     """
     snapshot_row: dict[int, int] = {}  # input row -> its last view, whose answer was judged
-    better_of: dict[int, int] = {}  # row of the snapshot with a bad answer -> input row with the better one
+    better_answers: dict[int, int] = {}  # row of the snapshot with a bad answer -> input row with the better one
     digest = hashlib.sha256()
     offsets, num_bad = array("Q", [0]), 0
     with ExitStack() as stack:
@@ -83,11 +83,11 @@ def _write_rows(folder: Path, work: Work, key: str, report: dict[str, Any]) -> N
             offsets.append(offsets[-1] + len(mask))
             num_bad += values["split"] == BAD
             if better is not None:
-                better_of[number] = better
+                better_answers[number] = better
             elif row in compared:
                 snapshot_row[row] = number
             database.execute(INSERT, (number, len(mask), mask.count(1), *map(values.get, WRITTEN[3:])))
-        for number, better in better_of.items():
+        for number, better in better_answers.items():
             if better in snapshot_row:  # else it was left out
                 pair = snapshot_row[better], number
                 digest.update(f"{pair}\n".encode())
@@ -177,9 +177,9 @@ def write_clean(work: Work, data: DataConfig, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            write_whole(beside(out, "quarantine")) as quarantine,
-            write_whole(beside(out, "duplicates")) as dropped,
-            write_whole(out) as clean,
+            atomic_file(beside(out, "quarantine")) as quarantine,
+            atomic_file(beside(out, "duplicates")) as dropped,
+            atomic_file(out) as clean,
         ):
             query = "SELECT fate, source, hint, raw FROM rows JOIN bodies USING (n) ORDER BY n"
             for fate, source, hint, raw in work.all(query):

@@ -74,7 +74,7 @@ class Frame(NamedTuple):
     header: str | None
 
 
-class SpokenTemplate:
+class DialectTemplate:
     """One template with its dialect. `ends` are the model's end tokens, `controls` all its control tokens."""
 
     def __init__(self, template: ChatTemplate, ends: Sequence[str], controls: Sequence[str]):

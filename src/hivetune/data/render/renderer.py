@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from hivetune.data.render.answers import Answer, SpokenTemplate
+from hivetune.data.render.answers import Answer, DialectTemplate
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.data.render.tokens import ID_BYTES, Encoded, TextEncoder, as_ids
 from hivetune.records import Example, Message, Rendered
@@ -38,7 +38,7 @@ class Renderer:
         self._end_ids = self._control_ids.union(self.eos_ids)
         ends = [token for i in self.eos_ids if (token := tokenizer.id_to_token(i))]
         self._templates = {
-            name: SpokenTemplate(ChatTemplate(source, variables), ends, self.control_tokens)
+            name: DialectTemplate(ChatTemplate(source, variables), ends, self.control_tokens)
             for name, source in templates.items()
         }
 
@@ -69,7 +69,7 @@ class Renderer:
             changed.append("tool-call-ids")
         return tuple(reversed(sequences)), changed
 
-    def template_for(self, tools: Sequence[Any]) -> SpokenTemplate:
+    def template_for(self, tools: Sequence[Any]) -> DialectTemplate:
         """Return the template for rows with these tools."""
         return self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
 

@@ -17,7 +17,7 @@ from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel, read_documents
-from hivetune.train.worker.settle import complete, start_with
+from hivetune.train.worker.settle import apply_choices, complete
 
 # Rows whose loss is computed together: enough for the engine to pack them well, few enough to beat often.
 ROWS_TOGETHER = 32
@@ -49,7 +49,7 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def _load(task: Score, choices: Choices) -> LoraModel:
-    device, dtype = start_with(choices)
+    device, dtype = apply_choices(choices)
     lora, tensors = (LoraConfig(r=1), None) if task.adapter is None else read_adapter(task.adapter)
     model = load_model(task.model, lora, method="lora", dtype=dtype, device=device, choices=choices)
     if tensors is not None:

@@ -29,7 +29,7 @@ from hivetune.data.render.template import TEMPLATE_DATE, served_template
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.architecture import PREFIX
 from hivetune.models.gguf_header import read_header
-from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, TEMPLATE, spoken_name
+from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, TEMPLATE, display_name
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, WriteGguf
 from hivetune.release.worker.merge import merge, read_parts
@@ -69,7 +69,7 @@ def write(task: WriteGguf, heartbeat: Heartbeat) -> None:
     # Links, which a run's folder may not hold, lie in the scratch folder. The merged copy is large: it lies beside.
     weights, merged = task.model, task.file.with_name(".merged")
     with scratch_folder() as scratch:
-        staged = scratch / Path(spoken_name(task.model)).name  # the scripts derive names from the folder's
+        staged = scratch / Path(display_name(task.model)).name  # the scripts derive names from the folder's
         try:
             if task.adapter is not None and task.quant is not None:
                 merge(task.model, task.adapter, merged, heartbeat, exact=True)
@@ -211,7 +211,7 @@ def sentencepiece_model(document: Mapping[str, Any]) -> bytes:
 def model_name(model: Path) -> str:
     """Return the base model's name, changed if llama.cpp would derive special tokens from it."""
     added = read_json(model / TOKENIZER).get("added_tokens") or []
-    name, tokens = spoken_name(model), {token["content"]: token for token in added}
+    name, tokens = display_name(model), {token["content"]: token for token in added}
     strips = any(token.get("special") and token.get("rstrip") for token in tokens.values())
     if not (strips and tokens.keys() >= KEYED_TOKENS):
         return KEYED_NAME.sub("phi", name)

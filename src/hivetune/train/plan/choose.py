@@ -219,7 +219,9 @@ SMALLER = (
 SHORTEST = 256  # one question and answer
 
 
-def with_advice(error: DoesNotFit, setup: TrainingSetup, device: Device, work: Workload, share: float) -> DoesNotFit:
+def with_alternatives(
+    error: DoesNotFit, setup: TrainingSetup, device: Device, work: Workload, share: float
+) -> DoesNotFit:
     """Return the same error with what would fit as its hint: `method: qlora`, a shorter length, a smaller model."""
 
     def fits(other: TrainingSetup, longest: int = work.longest) -> bool:

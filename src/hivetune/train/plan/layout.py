@@ -168,7 +168,7 @@ def split_documents(
     while start < len(order):
 
         def computed(stop: int, start: int = start) -> int:
-            return _num_grown(lengths[start:stop], common[start:stop], 0)
+            return _tree_tokens(lengths[start:stop], common[start:stop], 0)
 
         def fitting(tokens: int, start: int = start) -> int:
             """Return where a micro-batch from `start` on ends that holds at most `tokens`, or one document."""
@@ -191,7 +191,7 @@ def _shared_lengths(documents: Sequence[TrimmedDocument], order: Sequence[int]) 
     return [len(each) for each in tokens], [0, *common][: len(tokens)]
 
 
-def _num_grown(lengths: Sequence[int], common: Sequence[int], depth: int) -> int:
+def _tree_tokens(lengths: Sequence[int], common: Sequence[int], depth: int) -> int:
     """Return the tokens of the tree that `_Builder.grow` makes of documents like these, without making it."""
     if len(lengths) == 1:
         return lengths[0] - depth
@@ -199,7 +199,7 @@ def _num_grown(lengths: Sequence[int], common: Sequence[int], depth: int) -> int
     if shared - depth >= MIN_SHARED_TOKENS:
         grown, depth = shared - depth, shared
     parts = itertools.pairwise([0, *_branches(common, shared), len(lengths)])
-    return grown + sum(_num_grown(lengths[start:stop], common[start:stop], depth) for start, stop in parts)
+    return grown + sum(_tree_tokens(lengths[start:stop], common[start:stop], depth) for start, stop in parts)
 
 
 def _branches(common: Sequence[int], shared: int) -> list[int]:

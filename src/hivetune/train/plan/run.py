@@ -40,7 +40,7 @@ from hivetune.train.plan.choose import (
     published_rate,
     rate_key,
     rounded_up,
-    with_advice,
+    with_alternatives,
 )
 from hivetune.train.plan.device import Device, device_of_card, device_of_machine
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes, setup_of
@@ -87,7 +87,7 @@ def plan_run(
         device_of_card(card, cores=cores, memory_gb=memory_gb) if card else device_of_machine(machine, config.device)
     )
     prepared = find_prepared(config.model, config.template)
-    work, basis = guess_workload(config, rows, tokens, prepared.folder if prepared else None)
+    work, basis = estimate_workload(config, rows, tokens, prepared.folder if prepared else None)
     lora, dtype = config.lora, choose_dtype(config.dtype, device)
     quantized = config.method == "qlora"
     setup = setup_of(architecture, lora.r, lora.target_modules, dtype, device.kind, quantized=quantized)
@@ -98,7 +98,7 @@ def plan_run(
     try:
         choice = first_that_fits(setup, device, work, memory_share=config.memory_share, rate=rate)
     except DoesNotFit as error:
-        refusal = with_advice(error, setup, device, work, config.memory_share)
+        refusal = with_alternatives(error, setup, device, work, config.memory_share)
     return Planned(
         config,
         device,
@@ -130,7 +130,7 @@ def find_architecture(name: str) -> Architecture:
     return parse_architecture(config, name)
 
 
-def guess_workload(
+def estimate_workload(
     config: RunConfig, rows: int | None, tokens: int | None, model_folder: Path | None = None
 ) -> tuple[Workload, str]:
     """Return the workload and, in words, its basis: the user's numbers, else the data's rows."""
@@ -190,7 +190,7 @@ class Proposal:
     planned: Planned | None
 
 
-def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = ()) -> RunConfig:
+def initial_settings(rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Return settings from what the user named, with the model at hand where none was. `rows` None means the store.
 
     Raises UsageError if there are no rows.

@@ -213,7 +213,7 @@ def _lesson_steps(
     """
     # What nobody called good may have the very fault that the bad answers are about.
     row_of = {row.row: row for row in rows}
-    better_of = {answer.row: answer.better for answer in bad}
+    better_answers = {answer.row: answer.better for answer in bad}
     # A bad row counts nothing in a step's divisor.
     wrong = [PlanRow(answer.row, answer.content_id, answer.length, 0) for answer in bad]
 
@@ -224,7 +224,7 @@ def _lesson_steps(
     num_good, num_bad = min(batch_size, len(good)), min(len(wrong), max(1, int(BAD_SHARE * batch_size)))
     for _ in range(LESSON_STEPS):
         pushed = _distinct(next_bad, num_bad, {})
-        compared = {better: row_of[better] for row in pushed if (better := better_of[row]) in row_of}
+        compared = {better: row_of[better] for row in pushed if (better := better_answers[row]) in row_of}
         yield [*_distinct(next_good, num_good, compared).values(), *pushed.values()]
 
 
@@ -356,7 +356,7 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
     return array("Q", binary[HEADER.size : ends]), array("I", binary[ends:rows]), array("I", binary[rows:])
 
 
-def spread_sample(rows: Sequence[int], most: int, kind: Callable[[int], Any]) -> list[int]:
+def stratified_sample(rows: Sequence[int], most: int, kind: Callable[[int], Any]) -> list[int]:
     """Return at most `most` of `rows`, at equal distances in the order of `kind`: each kind has its share.
 
     These held-out rows stand for all of them, at every validation of a run.

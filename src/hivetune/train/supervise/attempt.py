@@ -112,7 +112,7 @@ def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | Non
     return {**settled, **changed}, choices
 
 
-def lower_rank(run: Path) -> str:
+def halve_rank(run: Path) -> str:
     """Halve the rank and begin again; the checkpoints of the old rank are set aside. Return it in words."""
     config, choices = read_resolved(run)
     before, rank = config.lora.r, max(1, config.lora.r // 2)
@@ -123,7 +123,7 @@ def lower_rank(run: Path) -> str:
     return f"rank {before} -> {rank}, from step 0"
 
 
-def thin_out(run: Path, snapshot: Path) -> str:
+def skip_half_of_remaining_rows(run: Path, snapshot: Path) -> str:
     """Leave out every second row that is still to come, evenly over agents and categories. Return it in words."""
     plan, data = read_plan(run), open_snapshot(snapshot)
     steps = plan.steps

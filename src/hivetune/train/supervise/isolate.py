@@ -99,7 +99,7 @@ def isolate(rows: Sequence[int], replay: Replayer, *, most: int, control: int | 
     return Findings("; ".join(words) or "each row of the step is fine alone", bad, children)
 
 
-def replay_in_children(
+def make_replayer(
     run: Path,
     model: Path,
     snapshot: Path,

@@ -165,7 +165,7 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
         return Reply("stop", f"{fault.title}: another attempt would end the same way", last.rungs)
     if fault.waits_for:
         return Reply("wait", f"{fault.title}: the run waits, and continues by itself", last.rungs)
-    stuck = without_progress(history)
+    stuck = failures_without_progress(history)
     if len(stuck) >= bounds.attempts:
         reason = f"{len(stuck) - 1} attempts without progress, the last one ended by: {fault.title}"
         return Reply("stop", reason, last.rungs)
@@ -192,7 +192,7 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
     return Reply("again", "no change is left to try; the same again after a pause", kept, wait_s=pause_s)
 
 
-def without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
+def failures_without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
     """Return the failures since the run last made progress."""
     first = len(history) - 1
     while first and not history[first].progressed(history[first - 1]):
@@ -203,7 +203,7 @@ def without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
 def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
     """Return the rungs that stay in effect after the last failure: all except the newest, if it did not help."""
     last = history[-1]
-    before = without_progress(history)[-2:-1]
+    before = failures_without_progress(history)[-2:-1]
     no_help = any(failure.is_near(last) and failure.kind == last.kind for failure in before)
     # Changes that save memory stay: each is a step on the way to what fits.
     if not no_help or fault_of(last.fault).domain == "memory":

@@ -31,20 +31,20 @@ from hivetune.run import checkpoints
 from hivetune.run.checkpoints import CHECKPOINT_EVERY_S
 from hivetune.run.choices import Choices
 from hivetune.run.folder import EVENTS, METRICS, SALVAGE, read_resolved
-from hivetune.run.status import hold_run, quarantined
+from hivetune.run.status import lock_run, quarantined
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined, read_plan
 from hivetune.train.supervise.attempt import (
     Ended,
     Terms,
+    halve_rank,
     last_step,
-    lower_rank,
     rank_devices,
+    skip_half_of_remaining_rows,
     step_of_death,
-    thin_out,
     worker_effects,
 )
 from hivetune.train.supervise.diagnose import diagnose, evidence_of
-from hivetune.train.supervise.isolate import isolate, replay_in_children
+from hivetune.train.supervise.isolate import isolate, make_replayer
 from hivetune.train.supervise.ladder import (
     SMALLER_TRAINING,
     Bounds,
@@ -112,7 +112,7 @@ def supervise_run(
     Raises Busy when another process has the run, UsageError when model or data are not what they were, DoesNotFit when
     the disk has no room for the run's checkpoints.
     """
-    with hold_run(run), _Events(run / EVENTS) as events, StopRequest(terms.ends) as stop:
+    with lock_run(run), _Events(run / EVENTS) as events, StopRequest(terms.ends) as stop:
         machine = machine or read_machine(folder=run)
         supervisor = _Supervisor(run, config, model, snapshot, machine, terms, worker, replay, events=events, stop=stop)
         supervisor.begin()
@@ -361,7 +361,9 @@ class _Supervisor:
         if action.kind == "wait":
             self._wait_for_room()
         if action.tried in SMALLER_TRAINING:
-            text = lower_rank(self.run) if action.tried == "rank" else thin_out(self.run, self.snapshot)
+            text = (
+                halve_rank(self.run) if action.tried == "rank" else skip_half_of_remaining_rows(self.run, self.snapshot)
+            )
             self.events.append("smaller", how=action.tried, text=text)
         self.stop.sleep(action.wait_s)
         return self._stopped(result) if self.stop.count else None
@@ -422,7 +424,7 @@ class _Supervisor:
         steps, step = plan.steps, failure.step
         if step >= len(steps):  # after the last one: there are no rows to replay
             return ""
-        replay = replay_in_children(
+        replay = make_replayer(
             self.run,
             self.model,
             data.folder,

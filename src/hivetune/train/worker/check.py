@@ -24,7 +24,7 @@ from hivetune.data.snapshot import Snapshot
 from hivetune.errors import HivetuneError
 from hivetune.run.choices import Choices
 from hivetune.train.worker.model.adapter import initialise, same_views
-from hivetune.train.worker.model.memory import Multiply, unwritten
+from hivetune.train.worker.model.memory import Multiply, uninitialized
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 
 # What is compared: as much as takes a second or two in float64 on two cores.
@@ -35,7 +35,7 @@ LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}
 GRADIENT = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.08}
 
 
-def right_choices(load: Callable[[Choices], LoraModel], documents: Sequence[Document], truth_dtype: str) -> Choices:
+def verified_choices(load: Callable[[Choices], LoraModel], documents: Sequence[Document], truth_dtype: str) -> Choices:
     """Return choices under which the model computes what transformers does, with the evidence as `agreement`.
 
     `load` makes a model without dropout under these choices over the run's; no two are alive at the same time.
@@ -158,7 +158,7 @@ def fault_of(shape: Shape, dtype: torch.dtype, device: torch.device, multiply: M
         a_MK *= (torch.arange(k) + offset_M1) % stride == 0
     b_KN = torch.randint(-1, 2, (k, n), generator=generator, dtype=torch.int8)
     v_N = torch.randint(1, 1 << 20, (n,), generator=generator, dtype=torch.int64).to(torch.float64)
-    out_MN = unwritten(m, n, dtype=dtype, device=device)
+    out_MN = uninitialized(m, n, dtype=dtype, device=device)
     multiply(a_MK.to(device, dtype), b_KN.to(device, dtype), out_MN)
     c_MN = out_MN.to("cpu", torch.float64)
     broken = int((~torch.isfinite(c_MN)).sum())

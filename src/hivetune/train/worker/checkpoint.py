@@ -54,7 +54,7 @@ class Checkpoint:
     loop: LoopState
 
 
-def to_files(checkpoint: Checkpoint) -> dict[str, bytes]:
+def checkpoint_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Return the two files of a checkpoint: equal bytes for equal states.
 
     Raises NotFinite naming the tensors that hold NaN or infinity.
@@ -128,7 +128,7 @@ def save(session: Session, *, only_when_due: bool = False) -> None:
         return
     started, step, plan = time.perf_counter(), session.state.step, session.plan
     tensors = {kind: same_views(flat_N, session.model.adapter) for kind, flat_N in _flat_state(session).items()}
-    files = to_files(Checkpoint(tensors, plan.sha256, plan.settings_hash, session.state))
+    files = checkpoint_files(Checkpoint(tensors, plan.sha256, plan.settings_hash, session.state))
     # The loop stands still meanwhile: 0.1 s in ten minutes on a usual disk (decision 0144).
     session.save_due_s = time.monotonic() + RETRY_S
     try:
@@ -186,7 +186,7 @@ def _flat_state(session: Session) -> dict[str, Tensor]:
     return dict(zip(KINDS, (session.model.master_N, optimizer.exp_avg_N, optimizer.exp_avg_sq_N), strict=True))
 
 
-def kept_adapter(run: Path, last: Mapping[str, Tensor], state: LoopState) -> tuple[Mapping[str, Tensor], int, str]:
+def best_adapter(run: Path, last: Mapping[str, Tensor], state: LoopState) -> tuple[Mapping[str, Tensor], int, str]:
     """Return the adapter that a run keeps and its step: the best by validation, else the `last`, which is of `state`.
 
     The third value says in words why the best one can't be kept, "" where it can.
@@ -202,7 +202,7 @@ def kept_adapter(run: Path, last: Mapping[str, Tensor], state: LoopState) -> tup
 
 def keep_best(session: Session) -> tuple[Mapping[str, Tensor], int]:
     """Return the adapter that the run would keep now, and its step; journal where the best can't be read."""
-    adapter, step, problem = kept_adapter(session.folder, session.model.adapter, session.state)
+    adapter, step, problem = best_adapter(session.folder, session.model.adapter, session.state)
     if problem:
         journal(session, "problem", step=session.state.step, text=problem)
     return adapter, step
@@ -219,6 +219,6 @@ def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:
         raise HivetuneError(
             f"{task.run} has no good checkpoint: {'; '.join(problems) or 'none was committed'}", hint=ANOTHER_FOLDER
         )
-    adapter, step, problem = kept_adapter(task.run, saved.tensors["param"], saved.loop)
+    adapter, step, problem = best_adapter(task.run, saved.tensors["param"], saved.loop)
     write_adapter(task.run, adapter, config.lora, *base_name(task.model))
     return {"adapter_step": step, "problems": [*problems, *filter(None, [problem])]}

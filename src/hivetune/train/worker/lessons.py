@@ -21,7 +21,7 @@ from hivetune.train.plan.steps import Amendment, append_amendment
 from hivetune.train.worker.checkpoint import keep_best, save
 from hivetune.train.worker.model.adapter import fill
 from hivetune.train.worker.model.protocol import Document, read_documents
-from hivetune.train.worker.session import Session, journal, learning_rate, score_sample
+from hivetune.train.worker.session import Session, journal, learning_rate, score_validation_sample
 from hivetune.train.worker.watch import SCORED_TOGETHER
 
 # Lambda, and beta: an answer that became 4 / beta nats less likely has no gradient any more.
@@ -40,7 +40,7 @@ Score = Callable[[Sequence[Document]], list[float]]
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeightedDocuments:
     """The documents of a step with their weights.
 
     `added`: what their weights add to the sum of the good rows' nll, which the caller takes off the step's loss.
@@ -52,7 +52,7 @@ class Weighed:
 
 def weigh(
     documents: Sequence[Document], better: Mapping[int, int | None], reference: Mapping[int, float], score: Score
-) -> Weighed:
+) -> WeightedDocuments:
     """Return the documents of a step with weights by their loss now. `better`: bad row -> the row it is compared with.
 
     `reference`: row -> nll when the lessons began.
@@ -83,7 +83,7 @@ def weigh(
             weights[good] += push / tokens[good]
     added = math.fsum((weights[row] - (row not in better)) * nll[row] for row in nll if row in gained)
     weighed = [document._replace(weight=weights[document.row]) for document in documents]
-    return Weighed([document for document in weighed if document.weight], added)
+    return WeightedDocuments([document for document in weighed if document.weight], added)
 
 
 def _sigmoid(x: float) -> float:
@@ -91,7 +91,7 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
-def begin_lessons(session: Session) -> None:
+def start_lessons(session: Session) -> None:
     """Begin to learn from bad answers where that is due, from the best adapter so far; its losses are the reference."""
     state, lessons_from = session.state, session.plan.lessons_from
     if lessons_from is None or state.step < lessons_from or state.reference is not None:
@@ -99,7 +99,7 @@ def begin_lessons(session: Session) -> None:
     if session.ranks.is_first:
         fill(session.model.adapter, dict(keep_best(session)[0]), "the adapter that the lessons begin with")
     session.ranks.agree(True, bool, [session.model.master_N])
-    reference, loss = _measure_reference(session), score_sample(session).loss
+    reference, loss = _measure_reference(session), score_validation_sample(session).loss
     session.state = replace(state, reference=reference, start_loss=loss, best={"step": state.step, "loss": loss})
     # With the reference: a process that resumes has it from the checkpoint.
     save(session)
@@ -107,7 +107,7 @@ def begin_lessons(session: Session) -> None:
 
 def _measure_reference(session: Session) -> tuple[tuple[int, float], ...]:
     """Return the finite nll of the bad answers in the plan, and of those that they are compared with."""
-    better = better_of(session)
+    better = better_answers(session)
     planned = set(session.plan.entry_rows) & better.keys()
     rows = sorted({row for bad in planned for row in (bad, better[bad]) if row is not None})
     scored: list[tuple[int, float]] = []
@@ -118,18 +118,20 @@ def _measure_reference(session: Session) -> tuple[tuple[int, float], ...]:
     return tuple((row, nll) for row, nll in scored if math.isfinite(nll))
 
 
-def better_of(session: Session) -> dict[int, int | None]:
+def better_answers(session: Session) -> dict[int, int | None]:
     """Return bad row -> the row that it is compared with, None for a bad answer alone."""
     return {answer.row: answer.better for answer in session.snapshot.bad_rows()}
 
 
-def rate_and_weights(session: Session, documents: list[Document]) -> tuple[float, Weighed]:
+def rate_and_weights(session: Session, documents: list[Document]) -> tuple[float, WeightedDocuments]:
     """Return the learning rate of the next step and its documents, weighed where the lessons have begun."""
     state, lessons_from = session.state, session.plan.lessons_from
     if lessons_from is None or state.reference is None:
-        return learning_rate(session.config, state.step, lessons_from or session.num_steps), Weighed(documents, 0.0)
+        return learning_rate(session.config, state.step, lessons_from or session.num_steps), WeightedDocuments(
+            documents, 0.0
+        )
     rate = RATE * learning_rate(session.config, state.step - lessons_from, session.num_steps - lessons_from)
-    return rate, weigh(documents, better_of(session), dict(state.reference), session.exchange.nll)
+    return rate, weigh(documents, better_answers(session), dict(state.reference), session.exchange.nll)
 
 
 def skip_to_lessons(session: Session) -> bool:

@@ -31,11 +31,18 @@ from hivetune.run.folder import METRICS, read_resolved
 from hivetune.train.plan.choose import rate_key, step_flops
 from hivetune.train.plan.memory import setup_of_run
 from hivetune.train.worker.checkpoint import keep_best, restore, save
-from hivetune.train.worker.lessons import VALIDATIONS, begin_lessons, check_lessons, rate_and_weights, skip_to_lessons
+from hivetune.train.worker.lessons import VALIDATIONS, check_lessons, rate_and_weights, skip_to_lessons, start_lessons
 from hivetune.train.worker.model.adapter import base_name, is_as_begun, write_adapter
 from hivetune.train.worker.model.protocol import read_documents
 from hivetune.train.worker.recover import quarantine, roll_back
-from hivetune.train.worker.session import Session, StepNotFinite, journal, open_session, run_canary, score_sample
+from hivetune.train.worker.session import (
+    Session,
+    StepNotFinite,
+    journal,
+    open_session,
+    run_canary,
+    score_validation_sample,
+)
 from hivetune.train.worker.settle import peak_memory_bytes
 from hivetune.train.worker.watch import step_problem
 
@@ -58,7 +65,7 @@ def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
 def train(session: Session) -> None:
     """Make optimizer steps until the plan ends, validation stops improving, or the supervisor asks for a stop."""
     while session.state.step < session.num_steps and not session.state.stopped_early:
-        begin_lessons(session)
+        start_lessons(session)
         if not make_step(session):
             continue
         pause(session)
@@ -145,7 +152,7 @@ def validate(session: Session) -> None:
     state = session.state
     if not session.sample_rows:
         return
-    loss = score_sample(session).loss
+    loss = score_validation_sample(session).loss
     if state.start_loss is not None:
         check_lessons(session, loss)
     elif state.best is not None and loss >= state.best["loss"]:

@@ -38,7 +38,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankPlacement:
     """The place of a rank: its bundle in the placement group, its machine, and its place among the ranks there."""
 
     bundle: int
@@ -73,7 +73,7 @@ def open_ranks_on_cluster(task: Train, head: str, threads: int) -> Ranks:
         ray.shutdown()
         return Ranks()
 
-    def remote(function: Callable[..., Any], seat: Seat, **options: Any) -> Callable[..., Any]:
+    def remote(function: Callable[..., Any], seat: RankPlacement, **options: Any) -> Callable[..., Any]:
         """Return the function as a task at this seat."""
         at = PlacementGroupSchedulingStrategy(group, seat.bundle)
         made = ray.remote(max_retries=0, **{"num_cpus": 0, "scheduling_strategy": at, **options})(function)
@@ -105,7 +105,7 @@ def open_ranks_on_cluster(task: Train, head: str, threads: int) -> Ranks:
     return Ranks(first, store, task.run, _Ends(ray, started))
 
 
-def _reserve(ray: Any, need: Mapping[str, float]) -> tuple[list[Seat], Any]:
+def _reserve(ray: Any, need: Mapping[str, float]) -> tuple[list[RankPlacement], Any]:
     """Return a seat for each rank that the living machines have room for, besides rank 0, and their placement group.
 
     Raises MachineNotFit when others use them.
@@ -114,14 +114,14 @@ def _reserve(ray: Any, need: Mapping[str, float]) -> tuple[list[Seat], Any]:
 
     own, deadline = ray.get_runtime_context().get_node_id(), time.monotonic() + PLACE_S
     while True:
-        seats: list[Seat] = []
+        seats: list[RankPlacement] = []
         for node in ray.nodes():
             if node["Alive"]:
                 is_own = node["NodeID"] == own
                 room = min(int(node["Resources"].get(name, 0) // amount) for name, amount in need.items())
                 where = (node["NodeManagerHostname"], node["NodeManagerAddress"], node["NodeID"])
                 # Rank 0 is no task of Ray, but has one of its machine's devices.
-                seats += [Seat(len(seats) + i, *where, i + is_own, is_own) for i in range(room - is_own)]
+                seats += [RankPlacement(len(seats) + i, *where, i + is_own, is_own) for i in range(room - is_own)]
         if not seats:
             return [], None
         # Each machine has a resource of its own, by which a bundle is bound to it.

@@ -152,7 +152,7 @@ def start_ranks(task: Train) -> Ranks:
                 found.append(RankEnd(number, max(0, -code), outcome))
         return found
 
-    return Ranks(first, _meet(first), task.run, ends)
+    return Ranks(first, _rendezvous(first), task.run, ends)
 
 
 def _start(task: Train, rank: Rank) -> "subprocess.Popen[bytes]":
@@ -172,10 +172,10 @@ def _start(task: Train, rank: Rank) -> "subprocess.Popen[bytes]":
 
 def join_ranks(rank: Rank) -> Ranks:
     """Return the view of a rank that rank 0 started."""
-    return Ranks(rank, _meet(rank))
+    return Ranks(rank, _rendezvous(rank))
 
 
-def _meet(rank: Rank) -> dist.Store:
+def _rendezvous(rank: Rank) -> dist.Store:
     kind, _, place = rank.meeting.partition("://")
     if kind == "file":
         return dist.FileStore(place, rank.size)

@@ -25,7 +25,7 @@ from hivetune.train.worker.model.adapter import begin, fill
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 from hivetune.train.worker.session import Session, StepNotFinite, journal
-from hivetune.train.worker.settle import complete, start_with, with_changes
+from hivetune.train.worker.settle import apply_choices, complete, with_recovery_changes
 from hivetune.train.worker.watch import Spike
 
 # Kernels choose their tiles by multiples of this, so padding beyond the next one takes another kernel.
@@ -135,7 +135,7 @@ def padded(document: Document) -> Document:
 def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     """Replay the items of `task` on the run's model: compute loss and gradient of each item alone."""
     heartbeat.beat(Beat.PREPARING)
-    model, snapshot = load_as_saved(task), open_snapshot(task.snapshot)
+    model, snapshot = load_newest_weights(task), open_snapshot(task.snapshot)
     with Journal(task.journal) as journal:
         journal.append("ready")
         for item in task.items:
@@ -148,11 +148,11 @@ def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     return {"items": len(task.items)}
 
 
-def load_as_saved(task: Replay) -> LoraModel:
+def load_newest_weights(task: Replay) -> LoraModel:
     """Return the run's model with the weights of its newest good checkpoint, or those of the start."""
     config, choices = read_resolved(task.run)
-    choices = with_changes(config, complete(config.device, config.dtype, choices), task.changes)
-    device, dtype = start_with(choices, config.memory_share)
+    choices = with_recovery_changes(config, complete(config.device, config.dtype, choices), task.changes)
+    device, dtype = apply_choices(choices, config.memory_share)
     model = load_model(task.model, config.lora, method=config.method, dtype=dtype, device=device, choices=choices)
     saved, _ = load_newest_good(task.run)
     if saved is None:

@@ -24,13 +24,13 @@ from hivetune.process.protocol import Beat, Train
 from hivetune.run.choices import Choices
 from hivetune.run.figures import TENSORBOARD, point_of
 from hivetune.run.folder import METRICS, read_resolved
-from hivetune.train.plan.steps import Plan, read_plan, spread_sample
+from hivetune.train.plan.steps import Plan, read_plan, stratified_sample
 from hivetune.train.worker.check import check_products
 from hivetune.train.worker.exchange import FIRST_EXPONENT, Exchange, open_exchange, open_ranks
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.ranks import Ranks
-from hivetune.train.worker.settle import settle, start_with, with_changes
+from hivetune.train.worker.settle import apply_choices, settle, with_recovery_changes
 from hivetune.train.worker.watch import LossHistory, Scored, score_rows
 
 VALIDATIONS = 10  # in a run
@@ -160,8 +160,8 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     if task.rank is None:
         choices = settle(folder, config, choices, task.model, plan, snapshot)
     ranks = open_ranks(task, config.cluster, choices)
-    choices = with_changes(config, ranks.agree(choices, Choices), task.changes)
-    device, dtype = start_with(choices, config.memory_share)
+    choices = with_recovery_changes(config, ranks.agree(choices, Choices), task.changes)
+    device, dtype = apply_choices(choices, config.memory_share)
     model = load_model(task.model, config.lora, method=config.method, dtype=dtype, device=device, choices=choices)
     return Session(
         folder=folder,
@@ -176,21 +176,21 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         ranks=ranks,
         exchange=open_exchange(config, choices, model, ranks),
         heartbeat=heartbeat,
-        sample_rows=choose_sample(snapshot),
+        sample_rows=choose_validation_sample(snapshot),
         save_every_s=supervision().checkpoint_every_s or task.checkpoint_every_s,
     )
 
 
-def choose_sample(snapshot: Snapshot) -> list[int]:
+def choose_validation_sample(snapshot: Snapshot) -> list[int]:
     """Return the validation rows of a run, spread over their beginnings, then over their number of trained tokens."""
-    return spread_sample(
+    return stratified_sample(
         snapshot.rows("validation"),
         VALIDATION_ROWS,
         lambda row: (snapshot.tokens(row)[:KIND_TOKENS].tobytes(), snapshot.num_trained(row)),
     )
 
 
-def score_sample(session: Session) -> Scored:
+def score_validation_sample(session: Session) -> Scored:
     """Score the validation rows with the model's current adapter, and journal it.
 
     Raises StepNotFinite when no loss is finite.

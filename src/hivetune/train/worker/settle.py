@@ -30,13 +30,13 @@ from hivetune.process.lease import train_on
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved
-from hivetune.train.plan.choose import Workload, first_that_fits, size_text, with_advice
+from hivetune.train.plan.choose import Workload, first_that_fits, size_text, with_alternatives
 from hivetune.train.plan.device import computes_bfloat16, device_of_machine
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.plan.memory import predict_peak, setup_of_run
 from hivetune.train.plan.steps import Plan
 from hivetune.train.worker import model as engine
-from hivetune.train.worker.check import TOKENS, check_documents, right_choices
+from hivetune.train.worker.check import TOKENS, check_documents, verified_choices
 from hivetune.train.worker.model.fast.kernels.build import DTYPE_FLAGS, missing_kernels_reason
 from hivetune.train.worker.model.load import is_known, load_model
 from hivetune.train.worker.model.protocol import LoraModel
@@ -99,7 +99,7 @@ def _with_form(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
     try:
         chosen = first_that_fits(setup, device, work, memory_share=config.memory_share)
     except DoesNotFit as error:
-        raise with_advice(error, setup, device, work, config.memory_share) from None
+        raise with_alternatives(error, setup, device, work, config.memory_share) from None
     # What a person or a test set in the choices stays.
     return replace(settled.over(chosen.to_choices()), budget_tokens=chosen.budget_tokens, peak_bytes=chosen.peak.bytes)
 
@@ -127,7 +127,7 @@ def _compared(config: RunConfig, settled: Choices, model: Path, snapshot: Path, 
 
     def load(changes: Choices) -> LoraModel:
         choices = changes.over(settled)
-        device, dtype = start_with(choices)
+        device, dtype = apply_choices(choices)
         return load_model(model, plain, method=config.method, dtype=dtype, device=device, choices=choices)
 
     # transformers computes in the widest precision that has room, or in the run's own.
@@ -135,7 +135,7 @@ def _compared(config: RunConfig, settled: Choices, model: Path, snapshot: Path, 
     limit = read_machine().memory_bytes * config.memory_share
     general = replace(setup, path="general", products=None, kind="cpu")
     fitting = (w for w in ("float64", "float32") if predict_peak(replace(general, dtype=w), TOKENS).bytes <= limit)
-    return right_choices(load, check_documents(open_snapshot(snapshot), rows), next(fitting, setup.dtype))
+    return verified_choices(load, check_documents(open_snapshot(snapshot), rows), next(fitting, setup.dtype))
 
 
 def _conditions(model: Path, settled: Choices) -> str:
@@ -168,7 +168,7 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
     return choices
 
 
-def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
+def with_recovery_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
     """Return the settled choices with a recovery's changes over them (supervise/ladder.py); nothing is written.
 
     On another device everything that the device decides is decided anew.
@@ -242,7 +242,7 @@ def default_threads() -> int:
     return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
 
 
-def start_with(choices: Choices, memory_share: float | None = None) -> tuple[torch.device, torch.dtype]:
+def apply_choices(choices: Choices, memory_share: float | None = None) -> tuple[torch.device, torch.dtype]:
     """Return device and precision of settled choices as torch names them; sets torch's number of threads.
 
     `memory_share`: of a card. Allocations beyond it fail, so a card that also draws the desktop keeps room for it.

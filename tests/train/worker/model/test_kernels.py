@@ -17,7 +17,7 @@ from hivetune.train.worker.model.fast.backend import by_native, by_onednn, kerne
 from hivetune.train.worker.model.fast.kernels import build
 from hivetune.train.worker.model.fast.ops import Ops
 from hivetune.train.worker.model.fast.weights import Group, Member
-from hivetune.train.worker.model.memory import Workspace, mm, wide_of
+from hivetune.train.worker.model.memory import Workspace, mm, wide_dtype
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Two roundings of bf16 (one each side), or sums of fp32 in another order.
@@ -150,7 +150,7 @@ def thin_products(
 ) -> list[Tensor]:
     """dB and dA, then y and dy, of a matrix with an adapter for each of `sizes`, from numbers of the dtype `given`."""
     outputs, width = sum(sizes) + 1, sum(sizes) + 1 + rank * len(sizes) + 3
-    wide = wide_of(dtype)
+    wide = wide_dtype(dtype)
     d_downs, d_ups = torch.ones(len(sizes) * rank, inputs, dtype=wide), torch.ones(sum(sizes), rank, dtype=wide)
     members, start = [], 1  # the first column is nobody's
     for number, size in enumerate(sizes):

@@ -31,7 +31,7 @@ from hivetune.models.worker.linears import find_linears
 from hivetune.models.worker.strict import refuse_invented
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.model.adapter import allocate, same_views, scaling
-from hivetune.train.worker.model.memory import PADDED_DEVICES, TILE, mm, wide_of
+from hivetune.train.worker.model.memory import PADDED_DEVICES, TILE, mm, wide_dtype
 from hivetune.train.worker.model.protocol import Document, halved
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
@@ -112,7 +112,7 @@ class GeneralModel:
             self.budget_tokens = min(self.budget_tokens, choices.pack_tokens)
         self.halvings = choices.halvings or 0
         self.adapted = find_linears(module, lora)
-        self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=wide_of(self.dtype), device=self.device)
+        self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=wide_dtype(self.dtype), device=self.device)
         self.grad_N = torch.zeros_like(self.master_N)
         self.switch = Switch(lora, TILE if self.device.type in PADDED_DEVICES else 1)
         self._place_adapters()
@@ -295,7 +295,7 @@ def _check_blocks(name: str, columns: int, device: torch.device) -> None:
 
 def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:
     """Return nll [M] in nats, in fp32 at least."""
-    return F.cross_entropy(logits_MV.to(wide_of(logits_MV.dtype)), target_M, reduction="none")
+    return F.cross_entropy(logits_MV.to(wide_dtype(logits_MV.dtype)), target_M, reduction="none")
 
 
 @torch.no_grad()

@@ -27,12 +27,12 @@ POISON_VARIABLE = "HIVETUNE_POISON"
 POISONED = os.environ.get(POISON_VARIABLE) == "1"
 
 
-def wide_of(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of masters, of the residual stream and of reductions, where products are computed in `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def unwritten(*shape: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+def uninitialized(*shape: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Return memory to write to, as torch.empty; NaN with HIVETUNE_POISON=1."""
     return poison(torch.empty(shape, dtype=dtype, device=device))
 

@@ -24,7 +24,7 @@ from hivetune.train.worker.model.fast.backend import (
 )
 from hivetune.train.worker.model.fast.ops import Ops
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.memory import Workspace, wide_of
+from hivetune.train.worker.model.memory import Workspace, wide_dtype
 
 LANES = 16
 # Attention's backward pass is divided by trees of segments, by heads that share keys, and by parts of the keys where
@@ -193,7 +193,7 @@ def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, s
     cap = spec.attention_softcap
     if not cap and not eager:
         return F.scaled_dot_product_attention(q_SHQE, k_SHKE, v_SHKE, attn_mask=bias_S1QK, scale=spec.attention_scale)
-    wide = wide_of(q_SHQE.dtype)
+    wide = wide_dtype(q_SHQE.dtype)
     score_SHQK = (q_SHQE.to(wide) @ k_SHKE.to(wide).transpose(2, 3)) * spec.attention_scale
     if cap:
         score_SHQK = cap * torch.tanh(score_SHQK / cap)

@@ -51,7 +51,7 @@ from hivetune.train.worker.model.fast.ops import Drop, Ops, down_gradient, input
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import BatchTables
 from hivetune.train.worker.model.fast.weights import Group, Weights
-from hivetune.train.worker.model.memory import Workspace, wide_of
+from hivetune.train.worker.model.memory import Workspace, wide_dtype
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Walk:
     keep: bool = True
 
     def buffer(self, name: str, *shape: int, wide: bool = False) -> Tensor:
-        return self.workspace.take(name, *shape, dtype=wide_of(self.dtype) if wide else self.dtype)
+        return self.workspace.take(name, *shape, dtype=wide_dtype(self.dtype) if wide else self.dtype)
 
     def is_last(self, index: int) -> bool:
         return index == len(self.weights.layers) - 1
@@ -176,7 +176,7 @@ def backward_layer(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> Tenso
     tokens = len(saved.x_TD)
     dqkv_TW = walk.buffer("dqkv", tokens, layer.qkv.width)
     walk.attention.backward(dout_SN, saved.qkv_TW, saved.out_TN, saved.lse_TH, dqkv_TW, spec.layers[index].window)
-    turn_backward(walk, index, dqkv_TW, saved)
+    norm_and_rotate_backward(walk, index, dqkv_TW, saved)
     walk.ops.adapt_backward(dqkv_TW, layer.qkv)
     walk.ops.up_gradient(dqkv_TW, saved.qkv_TW[:, layer.qkv.outputs :], layer.qkv, walk.up_scale)
     y_TD, dy_TD = walk.buffer("y", tokens, spec.hidden), walk.buffer("dy", tokens, spec.hidden)
@@ -307,7 +307,7 @@ def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[T
     return inner
 
 
-def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, saved: Saved) -> None:
+def norm_and_rotate_backward(walk: Walk, index: int, dqkv_TW: Tensor, saved: Saved) -> None:
     """Rotate gradients back, then go back through the norms of the heads, in place."""
     _rotate(walk, index, dqkv_TW, inverse=True)
     for name, part_TN in _normed_parts(walk.spec, dqkv_TW):

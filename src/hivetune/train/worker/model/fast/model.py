@@ -31,7 +31,7 @@ from hivetune.train.worker.model.fast.attention import attention_of, tables_for
 from hivetune.train.worker.model.fast.layer import Saved, Walk, backward_layer, forward_layer
 from hivetune.train.worker.model.fast.ops import Drop, ops_for
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
-from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, lay_tables
+from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, make_tables
 from hivetune.train.worker.model.fast.weights import bind_adapter, read_weights
 from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.protocol import Document, halved
@@ -296,7 +296,7 @@ class FastModel:
         """Return the tables of a layout. `draw`: what dropout's masks follow from besides the rows; None without."""
         attention = tables_for(self._ops, layout)
         keys = None if draw is None else drop_keys(layout, draw)
-        tables = lay_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)
+        tables = make_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)
         return tables if self.device.type == "cpu" else tables.changed(Tensor.pin_memory)  # a card reads it by itself
 
 

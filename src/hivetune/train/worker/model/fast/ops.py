@@ -23,7 +23,7 @@ from hivetune.run.choices import Choices
 from hivetune.train.worker.model.fast.backend import C_TYPES, PROJECT, by_native, by_onednn, kernel_of
 from hivetune.train.worker.model.fast.kernels.build import NoKernels
 from hivetune.train.worker.model.fast.weights import Group, Member
-from hivetune.train.worker.model.memory import Multiply, Workspace, left_factor, mm, wide_of
+from hivetune.train.worker.model.memory import Multiply, Workspace, left_factor, mm, wide_dtype
 
 LOW = 0xFFFFFFFF
 _Arguments = ParamSpec("_Arguments")
@@ -140,13 +140,13 @@ class Ops:
     @has_kernel
     def glu(self, gate_up_TN: Tensor, h_TF: Tensor, gelu: bool) -> None:
         """Compute h = act(gate) * up (arXiv 2002.05202), with act SiLU, or the tanh form of GELU."""
-        gate, up = gate_up_TN.to(wide_of(h_TF.dtype)).chunk(2, 1)
+        gate, up = gate_up_TN.to(wide_dtype(h_TF.dtype)).chunk(2, 1)
         h_TF.copy_((F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up)
 
     @has_kernel
     def glu_backward(self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, gelu: bool) -> None:
         """Compute the gradients of gate and up from h's; h is recomputed, for dA of the down projection."""
-        dh = dh_TF.to(wide_of(dh_TF.dtype))
+        dh = dh_TF.to(wide_dtype(dh_TF.dtype))
         gate, up = gate_up_TN.to(dh.dtype).chunk(2, 1)
         if gelu:
             act = F.gelu(gate, approximate="tanh")
@@ -197,7 +197,7 @@ class Ops:
         key_T1 = (key_T ^ salt)[:, None]
         mixed_TK = _mix((torch.arange(x_TK.shape[1], device=x_TK.device) * 0x9E3779B9 + _mix(key_T1 & LOW)) & LOW)
         keep_TK = _mix(mixed_TK ^ ((key_T1 >> 32) & LOW)) >= round(rate * 2**32)
-        out_TK.copy_(x_TK.to(wide_of(x_TK.dtype)) * (1 / (1 - rate)) * keep_TK)
+        out_TK.copy_(x_TK.to(wide_dtype(x_TK.dtype)) * (1 / (1 - rate)) * keep_TK)
 
     @has_kernel
     def cross_entropy(
@@ -215,7 +215,7 @@ class Ops:
         With `gradient`, the logits become count * d nll / d logits in place: softmax - one-hot for a count of 1, times
         1 - (z / cap)^2 where logits are capped.
         """
-        z_CV = logits_CV.to(wide_of(logits_CV.dtype))
+        z_CV = logits_CV.to(wide_dtype(logits_CV.dtype))
         if softcap:
             z_CV = softcap * torch.tanh(z_CV / softcap)
         lse_C = torch.logsumexp(z_CV, 1)

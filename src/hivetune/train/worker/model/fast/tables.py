@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hivetune.train.plan.layout import Layout, Padding
 from hivetune.train.worker.model.fast.spec import Frequencies, ModelSpec
-from hivetune.train.worker.model.memory import wide_of
+from hivetune.train.worker.model.memory import wide_dtype
 
 MASK_64 = (1 << 64) - 1
 
@@ -52,7 +52,7 @@ class BatchTables:
         )
 
 
-def lay_tables(
+def make_tables(
     layout: Layout,
     spec: ModelSpec,
     dtype: torch.dtype,
@@ -74,12 +74,12 @@ def lay_tables(
     return BatchTables(
         layout=layout,
         tokens_T=_indices(layout.tokens),
-        angles=tuple(part for rope in spec.ropes for part in _angles(rope, layout.positions, wide_of(dtype))),
+        angles=tuple(part for rope in spec.ropes for part in _angles(rope, layout.positions, wide_dtype(dtype))),
         attention=attention,
         rows_R=None if len(rows) == layout.size else _indices(rows),
         entry_row_E=_indices(entry_rows),
         target_E=_indices(layout.targets),
-        count_E=torch.tensor(layout.counts, dtype=wide_of(dtype)),
+        count_E=torch.tensor(layout.counts, dtype=wide_dtype(dtype)),
         straight=entry_rows == list(range(len(rows))),
         key_T=None if keys is None else _indices(keys),
     )

@@ -1,7 +1,7 @@
 """The frozen matrices of a model, read and merged, with room for the adapters' rows below, and the adapters' places.
 
-From the files up: `Checkpoint` reads tensors; a layer's matrices are views of one block of bytes (`carve`), which a
-`LayerStream` fills again and again for layers that do not stay on the device; `Weights` is what the passes read.
+From the files up: `Checkpoint` reads tensors; a layer's matrices are views of one block of bytes (`block_views`), which
+a `LayerStream` fills again and again for layers that do not stay on the device; `Weights` is what the passes read.
 
 Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), W = N + R, D hidden
 size.
@@ -26,7 +26,7 @@ from hivetune.models.families import Width
 from hivetune.models.worker.weights import Stored, open_weights
 from hivetune.train.plan.memory import STREAM_BUFFERS
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.memory import memory_for, padded_zeros, slack_values, wide_of
+from hivetune.train.worker.model.memory import memory_for, padded_zeros, slack_values, wide_dtype
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -125,7 +125,7 @@ ALIGN_BYTES = 256
 Shape = tuple[int, int]
 
 
-def carve(block_n: Tensor, shapes: Sequence[Shape], dtype: torch.dtype) -> list[Tensor]:
+def block_views(block_n: Tensor, shapes: Sequence[Shape], dtype: torch.dtype) -> list[Tensor]:
     """Return matrices as views of a block of bytes, one after another."""
     matrices, at = [], 0
     for rows, columns in shapes:
@@ -135,8 +135,8 @@ def carve(block_n: Tensor, shapes: Sequence[Shape], dtype: torch.dtype) -> list[
     return matrices
 
 
-def carved_bytes(shapes: Sequence[Shape], dtype: torch.dtype) -> int:
-    """Return the size of the block that `carve` needs."""
+def block_bytes(shapes: Sequence[Shape], dtype: torch.dtype) -> int:
+    """Return the size of the block that `block_views` needs."""
     return sum(-(-rows * columns * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES for rows, columns in shapes)
 
 
@@ -357,7 +357,7 @@ def read_weights(
 
     def norm(name: str) -> Tensor:
         offset = 1.0 if spec.family.norm_plus_one else 0.0
-        return (checkpoint.read(f"{name}.weight").to(wide_of(dtype)) + offset).to(device)
+        return (checkpoint.read(f"{name}.weight").to(wide_dtype(dtype)) + offset).to(device)
 
     def adapted(layer: int, linears: Sequence[Linear]) -> tuple[Member, ...]:
         members, start = list[Member](), 0
@@ -377,7 +377,7 @@ def read_weights(
         return found
 
     def read_layer(layer: int, block_n: Tensor) -> None:
-        for linears, matrix_WK in zip(merged.values(), carve(block_n, shapes(layer), dtype), strict=True):
+        for linears, matrix_WK in zip(merged.values(), block_views(block_n, shapes(layer), dtype), strict=True):
             base_NK = matrix_WK[: sum(linear.outputs for linear in linears)]
             for linear, rows_NK in zip(linears, base_NK.split([linear.outputs for linear in linears]), strict=True):
                 checkpoint.read_into(f"layers.{layer}.{linear.name}.weight", rows_NK.view(-1))
@@ -398,7 +398,7 @@ def read_weights(
     weights = Weights(embedding_VD, head_VD, norm("norm") * spec.logit_scale, num_replaced=streamed)
     # Behind the matrices of a layer lies as much memory as is read past the last rows of any.
     slack_bytes = slack_values((1, max(spec.hidden, spec.q_width, spec.ffn)), device) * dtype.itemsize
-    sizes = [carved_bytes(shapes(layer), dtype) for layer in range(len(spec.layers))]
+    sizes = [block_bytes(shapes(layer), dtype) for layer in range(len(spec.layers))]
     largest = max(sizes[:streamed], default=0)
     places = [memory_for(largest + slack_bytes, device) for _ in range(min(STREAM_BUFFERS, streamed))]
     for layer, size in enumerate(sizes):
@@ -412,7 +412,9 @@ def read_weights(
             name: Group(
                 matrix_WK, bias(layer, linears), sum(linear.outputs for linear in linears), adapted(layer, linears)
             )
-            for (name, linears), matrix_WK in zip(merged.items(), carve(block_n, shapes(layer), dtype), strict=True)
+            for (name, linears), matrix_WK in zip(
+                merged.items(), block_views(block_n, shapes(layer), dtype), strict=True
+            )
         }
         norms_D = {purpose: norm(f"layers.{layer}.{name}") for purpose, name in spec.family.norms.items()}
         weights.layers.append(Layer(**groups, norms_D=norms_D))
@@ -428,7 +430,9 @@ def bind_adapter(weights: Weights, lora: LoraConfig, device: torch.device) -> tu
     """
     groups = [group for layer in weights.layers for group in layer.matrices if group.adapted]
     total = sum(lora.r * (group.inputs + member.size) for group in groups for member in group.adapted)
-    master_N, grad_N = (torch.zeros(total, dtype=wide_of(weights.embedding_VD.dtype), device=device) for _ in range(2))
+    master_N, grad_N = (
+        torch.zeros(total, dtype=wide_dtype(weights.embedding_VD.dtype), device=device) for _ in range(2)
+    )
     adapter: dict[str, Tensor] = {}
     at = 0
 
