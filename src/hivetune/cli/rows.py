@@ -184,13 +184,20 @@ def suggestion_text(line: Mapping[str, Any]) -> str:
     return f"  {line['line']}" + (f"   left out: {', '.join(line['left_out'])}" if line["left_out"] else "")
 
 
+def _ends(text: str) -> str:
+    """Return a text with both of its ends: answers that begin alike are told apart."""
+    return text if len(text) <= 44 else f"{text[:22]}...{text[-19:]}"
+
+
 def figures(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what else people want to know of their rows, for `facts`, mostly by the names of the document."""
     lengths, trained = document["lengths"], document["trained_tokens"]
     # As texts: the keys of a mapping lose their underscores.
-    answers = [f"{json.dumps(one['answer'][:40], ensure_ascii=False)} {one['rows']:,}" for one in document["answers"]]
+    answers = [f"{json.dumps(_ends(one['answer']), ensure_ascii=False)} {one['rows']:,}" for one in document["answers"]]
     return {
-        **{key: {name: value for name, value in document[key].items() if value} for key in ("groups", "learn")},
+        "groups": {name: value for name, value in document["groups"].items() if name != "missed" and value},
+        "splits": document["groups"]["missed"],
+        "learn": {name: value for name, value in document["learn"].items() if value},
         "synthetic": document["synthetic"] if document["synthetic"]["rows"] else None,
         "read as": [f"{spelled(name)} {encoding}" for name, encoding in document["encodings"].items()],
         "most frequent answers": answers,
