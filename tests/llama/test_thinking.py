@@ -14,13 +14,13 @@ from hivetune.data.render.template import (
     THINKING_NAMES,
     ChatTemplate,
     RenderError,
+    fixed_date,
     served_template,
     thinking_arguments,
 )
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.worker.prepare_model import with_defaults
 from hivetune.records import Message
-from hivetune.release.worker.to_gguf import fixed_date
 
 pytestmark = pytest.mark.slow
 

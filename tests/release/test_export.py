@@ -54,6 +54,17 @@ def test_a_folder_has_a_portable_base_and_a_card(run: Path, tmp_path: Path) -> N
     assert all(words in card for words in (*said, f"Licence: that of {MODEL}"))
 
 
+def test_a_template_that_prints_todays_date_gets_that_of_training(run: Path) -> None:
+    """Only GGUF files had it: transformers and vLLM rendered another prompt than was trained."""
+    model = home() / "models" / MODEL
+    template = model / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y') }}" + template.read_text())
+    write_manifest(model)
+    for to in ("adapter", "merged"):
+        text = (export_run(run, to).folder / "chat_template.jinja").read_text()
+        assert text.startswith('{{ "26 Jul 2024" }}') and "<|im_start|>" in text, to
+
+
 @pytest.mark.parametrize(("to", "room_bytes"), [("adapter", 8 << 10), ("merged", 60 << 10), ("gguf", 60 << 10)])
 def test_a_disk_that_fills_while_it_exports(to: str, room_bytes: int, small_disk: Path, own_home: Path) -> None:
     """The documented exit code, and no half-made file. In this process and in a child: the first of its files fit, the

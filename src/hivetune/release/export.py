@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from hivetune.base.disk import MANIFEST, lock, problems_since_last_read, publish, read_json, sha256_file, write_json
 from hivetune.base.paths import quoted
 from hivetune.base.private import check_owner
+from hivetune.data.render.template import fixed_date
 from hivetune.errors import UsageError
 from hivetune.models.prepared import DESCRIPTION, TEMPLATE, display_name, read_prepared
 from hivetune.process.parent import run_task
@@ -132,6 +133,8 @@ def _write(run: Path, record: Mapping[str, Any], folder: Path, identity: Mapping
             write_gguf(model, run, identity["quant"], task, path, progress).rename(work / path)
             if to == "gguf":
                 (work / MODELFILE).write_text(_modelfile(model, path), encoding="utf-8")
+        if (template := work / TEMPLATE).is_file():
+            template.write_text(fixed_date(template.read_text(encoding="utf-8")), encoding="utf-8")
         (work / CARD).write_text(_card(run, record, to, path), encoding="utf-8")
         publish(work, folder, {**identity, **more})
     except UsageError as error:  # what GGUF or llama.cpp can't hold

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,7 @@ LOOP_FACTS = frozenset(("first", "last", "index", "index0", "length"))
 # `message.items` is the method, even if there is such a key.
 DICT_NAMES = frozenset(dir(dict))
 THINKING_NAMES = ("enable_thinking", "thinking")
+_DATE = re.compile(r"""strftime_now\((?P<quote>['"])(?P<format>[^'"]*)(?P=quote)\)""")
 # llama.cpp gives Llama 3.1's and 3.2's templates today's date by this name (its common/chat.cpp).
 DATE_NAME = "date_string"
 _ASKED = ({"role": "user", "content": "What?"},)
@@ -216,6 +218,11 @@ def thinking_arguments(template: str) -> dict[str, bool]:
     of them, for one that writes something else with either value, and for one that can't be rendered here."""
     value = _value_of_thinking(template, _read_names(template))
     return {} if value is None else dict.fromkeys(THINKING_NAMES, value)
+
+
+def fixed_date(template: str) -> str:
+    """Return a template with the date that each training row was rendered with in place of today's."""
+    return _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), template)
 
 
 def served_template(template: str) -> str:

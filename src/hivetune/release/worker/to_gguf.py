@@ -25,7 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hivetune.base.disk import read_json, scratch_folder, sync, write_json
 from hivetune.base.paths import install_command
-from hivetune.data.render.template import TEMPLATE_DATE, served_template
+from hivetune.data.render.template import fixed_date, served_template
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.architecture import PREFIX
 from hivetune.models.gguf_header import read_header
@@ -49,7 +49,6 @@ NO_CAP = 1e6
 # By the other kinds it takes a tokenizer class that replaces the word splitting of tokenizer.json with its own
 # (MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS): other token ids would be served than were trained.
 KINDS_LEFT_OUT = ("gpt_neox", "qwen2", "qwen3_5_moe_text")
-_DATE = re.compile(r"""strftime_now\((?P<quote>['"])(?P<format>[^'"]*)(?P=quote)\)""")
 
 
 def main(task: WriteGguf, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -97,7 +96,6 @@ def stage(model: Path, weights: Path, folder: Path) -> None:
     files = {
         "config.json": json.dumps(staged_config(read_json(weights / "config.json"))).encode(),
         TOKENIZER_SETTINGS: json.dumps(tokenizer_settings(model, document)).encode(),
-        # Each training row was rendered with this date in place of today's.
         TEMPLATE: fixed_date(served_template(template)).encode(),
     }
     if is_sentencepiece(document):
@@ -160,11 +158,6 @@ def tokenizer_settings(model: Path, document: Mapping[str, Any]) -> dict[str, An
     if is_sentencepiece(document):
         settings["add_prefix_space"] = adds_space_prefix(document)
     return settings
-
-
-def fixed_date(template: str) -> str:
-    """Return a chat template with the date of training in place of today's."""
-    return _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), template)
 
 
 def adds_space_prefix(document: Mapping[str, Any]) -> bool:
