@@ -88,29 +88,32 @@ def triples_of(text: str, front: str = "") -> list[str]:
     return [f"{front}{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
 
 
-def asked_alike(a: Lesson, b: Lesson) -> float | None:
-    """Return the similarity of what two rows read (Jaccard of triples, 0 to 1), None if it differs in more than a few
-    words. It is the lower one of the system prompts and of the other text: one question about two documents in system
-    prompts is two lessons.
+def asked_alike(a: Lesson, b: Lesson, least: float = 0) -> float | None:
+    """Return the similarity of what two rows read (Jaccard of triples, 0 to 1), None if it is below `least` or differs
+    in more than a few words. It is the lower one of the system prompts and of the other text: one question about two
+    documents in system prompts is two lessons.
     """
-    asked = _similarity(a.question, b.question)
-    context = _similarity(a.context, b.context) if asked is not None else None
+    asked = _similarity(a.question, b.question, least)
+    context = _similarity(a.context, b.context, least) if asked is not None else None
     return None if asked is None or context is None else min(asked, context)
 
 
-def taught_alike(a: Lesson, b: Lesson) -> float | None:
-    """Return the similarity of two answers, None if they differ in more than a few words, in a number or in a call."""
-    return _similarity(a.learned, b.learned) if a.calls == b.calls and a.numbers == b.numbers else None
+def taught_alike(a: Lesson, b: Lesson, least: float = 0) -> float | None:
+    """Return the similarity of two answers, None if it is below `least` or they differ in more than a few words, in a
+    number or in a call.
+    """
+    return _similarity(a.learned, b.learned, least) if a.calls == b.calls and a.numbers == b.numbers else None
 
 
-def _similarity(a: Sequence[Triple], b: Sequence[Triple]) -> float | None:
+def _similarity(a: Sequence[Triple], b: Sequence[Triple], least: float) -> float | None:
     if a == b:
         return 1.0
     left, right = set(a), set(b)
-    if _is_edited(a, right) or _is_edited(b, left):
-        return None
     common = len(left & right)
-    return common / (len(left) + len(right) - common)
+    similarity = common / (len(left) + len(right) - common)
+    # Of the candidates of a search most end here.
+    is_other = similarity < least or _is_edited(a, right) or _is_edited(b, left)
+    return None if is_other else similarity
 
 
 def _is_edited(triples: Sequence[Triple], other: Collection[Triple]) -> bool:

@@ -77,11 +77,7 @@ def near_pairs(
     compared = array("Q", bytes(8 * REMEMBERED))
     connected = Groups(len(order))
 
-    @lru_cache(RECENT)
-    def recent(row: int) -> tuple[Lesson, frozenset[Triple]]:
-        found = lesson(order[row])
-        return found, frozenset(found.question)
-
+    recent = lru_cache(RECENT)(lesson)
     num_keys = num_words + num_asked
     with sketches.cast("I") as keys:
         for band in range(num_keys):
@@ -97,19 +93,14 @@ def near_pairs(
                 if compared[place] == packed:
                     continue
                 compared[place] = packed
-                (a, asked), (b, other_asked) = recent(row), recent(other)
-                # Most candidates end here, so the rest of their texts is not compared.
-                common = len(asked & other_asked)
-                union = len(asked) + len(other_asked) - common
-                if union and common / union < least:
-                    continue
-                same_asked = asked_alike(a, b)
-                if same_asked is None or same_asked < least:
+                a, b = recent(order[row]), recent(order[other])
+                asked = asked_alike(a, b, least)
+                if asked is None:
                     continue
                 connected.join(row, other)
-                same_taught = taught_alike(a, b)
-                if same_taught is not None and min(same_asked, same_taught) >= threshold:
-                    yield Pair(row, other, min(same_asked, same_taught))
+                taught = taught_alike(a, b, threshold) if asked >= threshold else None
+                if taught is not None:
+                    yield Pair(row, other, min(asked, taught))
                 elif is_new:
                     yield Pair(row, other, None)
 

@@ -31,7 +31,7 @@ CREATE TABLE rows (
   hash64 INTEGER,                     -- of the content
   read64 INTEGER, question64 INTEGER, session64 INTEGER, owner64 INTEGER,  -- shared with other rows
   lesson64 INTEGER,                   -- of its last lesson (checks/lessons.py)
-  judged64 INTEGER, worse64 INTEGER,  -- of the conversation with its last answer, and with the worse one
+  judged64 INTEGER, worse64 INTEGER,  -- of the conversation with its last answer (if it is compared), and the worse one
   length INTEGER,                     -- of its longest view
   num_tokens INTEGER, trained INTEGER -- of all its views
 );
