@@ -4,6 +4,7 @@ All test rows count for the loss; a stratified choice of them is answered by bot
 """
 
 import hashlib
+import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
         return place
 
     lessons = [lesson_of(row.messages) for row in rows]
-    sketches = memoryview(b"".join(sketch(lesson, SAME_ROW) for lesson in lessons))
+    sketches = io.BytesIO(b"".join(sketch(lesson, SAME_ROW) for lesson in lessons))
     pairs = near_pairs(sketches, SAME_ROW, range(len(rows)), lessons.__getitem__) if rows else ()
     sessions: dict[str, int] = {}
     same = [(place, sessions.setdefault(row.session or row.id, place)) for place, row in enumerate(rows)]

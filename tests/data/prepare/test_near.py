@@ -1,5 +1,6 @@
 """Duplicates: exact ones by content, near ones as MinHash over word triples estimates them."""
 
+import io
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ def said(asked: str, answer: str) -> tuple[Message, ...]:
 def pairs_of(conversations: Sequence[Sequence[Message]], threshold: float = 0.85) -> list[Pair]:
     """The pairs found among rows, the best first."""
     lessons = [lesson_of(one) for one in conversations]
-    sketches = memoryview(b"".join(sketch(lesson, threshold) for lesson in lessons))
+    sketches = io.BytesIO(b"".join(sketch(lesson, threshold) for lesson in lessons))
     return list(near_pairs(sketches, threshold, range(len(lessons)), lessons.__getitem__))
 
 
@@ -153,7 +154,7 @@ def test_the_order_of_the_rows_does_not_matter() -> None:
     stored = [*range(len(rows))]  # the place of each row among the sketches
     rng.shuffle(stored)
     row_at = sorted(range(len(rows)), key=stored.__getitem__)
-    sketches = memoryview(b"".join(sketch(lesson_of(rows[row]), 0.7) for row in row_at))
+    sketches = io.BytesIO(b"".join(sketch(lesson_of(rows[row]), 0.7) for row in row_at))
     assert list(near_pairs(sketches, 0.7, stored, lambda at: lesson_of(rows[row_at[at]]))) == pairs_of(rows, 0.7)
 
 

@@ -1,9 +1,8 @@
 """The decisions that need all rows: duplicates, quotas, splits, balance."""
 
-import mmap
+import os
 from array import array
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -91,11 +90,11 @@ def _drop_near(work: Work, threshold: float) -> Iterator[tuple[int, int]]:
         numbers.append(row)
     if not order:
         return iter(())
-    # Mapped: the sketches and words of a million rows are larger than what a preparation may take.
-    with _mapped(work.sketches) as sketches, _mapped(work.lessons) as lessons:
+    with open(work.sketches, "rb") as sketches, open(work.lessons, "rb") as lessons:
 
         def lesson(index: int) -> Lesson:
-            return unpacked_lesson(lessons[work.lesson_ends[index - 1] if index else 0 : work.lesson_ends[index]])
+            start = work.lesson_ends[index - 1] if index else 0
+            return unpacked_lesson(os.pread(lessons.fileno(), work.lesson_ends[index] - start, start))
 
         work.database.execute("BEGIN")
         work.database.executemany("INSERT INTO near VALUES (?, ?, ?)", near_pairs(sketches, threshold, order, lesson))
@@ -106,16 +105,6 @@ def _drop_near(work: Work, threshold: float) -> Iterator[tuple[int, int]]:
     )
     work.database.execute("COMMIT")
     return ((numbers[row], numbers[other]) for row, other in work.all("SELECT row, other FROM near ORDER BY rowid"))
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[memoryview]:
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        memoryview(mapped) as view,
-    ):
-        yield view
 
 
 def _set_aside_behind(work: Work, condition: str, allowed: int, reason: str) -> None:

@@ -8,7 +8,7 @@ their MinHash, of all words or of the question's, are candidates; candidates are
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 from zlib import crc32
 
 from rensa import RMinHash
@@ -24,6 +24,7 @@ RECENT = 256  # lessons that are kept: a row is compared with the first and the 
 # Places for compared pairs, 8 bytes each. A pair whose place another one took is compared again: 1 in 20 at 100,000
 # rows.
 REMEMBERED = 1 << 20
+BLOCK_ROWS = 4096
 NONE = (1 << 32) - 1
 
 
@@ -66,11 +67,12 @@ def _keys(triples: Sequence[Triple], bands: int, values: int) -> list[int]:
 
 
 def near_pairs(
-    sketches: memoryview, threshold: float, order: Sequence[int], lesson: Callable[[int], Lesson]
+    sketches: BinaryIO, threshold: float, order: Sequence[int], lesson: Callable[[int], Lesson]
 ) -> Iterator[Pair]:
     """Yield the pairs of near copies, and of the other pairs with nearly the same question enough to connect all.
 
-    `order` has the indices of the rows that are compared, `lesson` returns what one of them asks and teaches.
+    `sketches` is the file of all rows' sketches, `order` has the indices of those that are compared, and `lesson`
+    returns what one of them asks and teaches.
     """
     least = min(ALIKE, threshold)
     num_words, num_asked = bands_for(threshold)[0], bands_for(ALIKE)[0]
@@ -79,30 +81,39 @@ def near_pairs(
 
     recent = lru_cache(RECENT)(lesson)
     num_keys = num_words + num_asked
-    with sketches.cast("I") as keys:
-        for band in range(num_keys):
-            of_copies = band < num_words
-            of_band = array("I", keys[band::num_keys])
-            for row, other in _candidates(array("I", map(of_band.__getitem__, order))):
-                # Copies are found by the bands of all words; those of questions only have to connect.
-                is_new = connected.root(row) != connected.root(other)
-                if not is_new and not of_copies:
-                    continue
-                packed = row << 32 | other
-                place = (row * 0x9E3779B1 + other) % REMEMBERED
-                if compared[place] == packed:
-                    continue
-                compared[place] = packed
-                a, b = recent(order[row]), recent(order[other])
-                asked = asked_alike(a, b, least)
-                if asked is None:
-                    continue
-                connected.join(row, other)
-                taught = taught_alike(a, b, threshold) if asked >= threshold else None
-                if taught is not None:
-                    yield Pair(row, other, min(asked, taught))
-                elif is_new:
-                    yield Pair(row, other, None)
+    for band in range(num_keys):
+        of_copies = band < num_words
+        of_band = _of_band(sketches, band, num_keys)
+        for row, other in _candidates(array("I", map(of_band.__getitem__, order))):
+            # Copies are found by the bands of all words; those of questions only have to connect.
+            is_new = connected.root(row) != connected.root(other)
+            if not is_new and not of_copies:
+                continue
+            packed = row << 32 | other
+            place = (row * 0x9E3779B1 + other) % REMEMBERED
+            if compared[place] == packed:
+                continue
+            compared[place] = packed
+            a, b = recent(order[row]), recent(order[other])
+            asked = asked_alike(a, b, least)
+            if asked is None:
+                continue
+            connected.join(row, other)
+            taught = taught_alike(a, b, threshold) if asked >= threshold else None
+            if taught is not None:
+                yield Pair(row, other, min(asked, taught))
+            elif is_new:
+                yield Pair(row, other, None)
+
+
+def _of_band(sketches: BinaryIO, band: int, num_keys: int) -> "array[int]":
+    """Return the key of one band of each row."""
+    # Read in blocks: mapped, the file would count as memory of this process, 136 MB of a million rows.
+    keys = array("I")
+    sketches.seek(0)
+    while block := sketches.read(4 * num_keys * BLOCK_ROWS):
+        keys += array("I", block)[band::num_keys]
+    return keys
 
 
 def dropped(copies: Iterable[Pair]) -> Iterator[Pair]:
