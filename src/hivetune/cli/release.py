@@ -132,7 +132,7 @@ def _lineage_text(document: dict[str, Any]) -> Iterator[str]:
         for judged in (*judgement.get("earlier", ()), judgement) if judgement else ():
             asked = ", ".join(f"{key} {value:g}" for key, value in judged["gate"].items() if value is not None)
             yield f"  {moment(judged['judged_at'])} judged {judged['verdict']} by {judged['judged_by']} with {asked}"
-        yield facts({f"export {kind}": paths for kind, paths in document["exports"].items()})
+        yield from (f"  export {kind}: {', '.join(paths)}" for kind, paths in document["exports"].items())
     for move in document["history"]:
         by = f"{move['by']}{', forced' if move['forced'] else ''}"
         yield f"  {moment(move['time'])} {move['action']} by {by}{': ' * bool(move['reason'])}{move['reason']}"
