@@ -39,8 +39,10 @@ def test_categories_are_filled_in_time(made: Any, record_property: Record) -> No
     document, _, usage = made
     filled = [one for one in document["categories"] if one["kept"]]
     assert document["rows"] == ROWS and len(filled) >= LEAST_CATEGORIES
-    target = ROWS / len(filled)
-    assert all(abs(one["kept"] - target) <= 0.1 * target for one in filled)
+    # One whose pages hold fewer rows than its share gives the rest to the others, which stay equal.
+    full = [one["kept"] for one in filled if one["kept"] >= one["asked"]]
+    assert len(full) >= LEAST_CATEGORIES - 4
+    assert all(abs(kept - sum(full) / len(full)) <= 0.1 * sum(full) / len(full) for kept in full)
     seconds, memory_mb = usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
     assert seconds < MOST_SECONDS and memory_mb < MOST_MEMORY_MB
     empty = ", ".join(one["category"] for one in document["categories"] if not one["kept"])
