@@ -57,7 +57,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The token ids of a row's first messages, without those that are `skipped` behind its system prompt."""
+    """The token ids of a row's first messages, without those that are `skipped` after its system prompt."""
 
     tokens: tuple[int, ...]
     trained: bytes  # 1 for each that is trained; position i predicts token i + 1, so the first is always 0
@@ -118,7 +118,7 @@ class Verdict:
     verdict: VerdictName
     reasons: tuple[str, ...]  # they name every metric
     metrics: tuple[Metric, ...]
-    decisive: int = 0  # so many of the first reasons led to it
+    decisive: int = 0  # the number of first reasons that led to it
 
 
 def silent(done: int, total: int | None) -> None:

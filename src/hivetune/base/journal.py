@@ -1,8 +1,7 @@
 """Append-only journals in JSON Lines: one event per line, each written at once, readable after any crash.
 
-Each file has one writer. A torn last line, which a dead writer leaves, is ignored. A line that is no event is read as
-the event `damaged`, so that readers continue and can count it.
-"""
+Each file has one writer. A torn last line, which a dead writer leaves, is ignored. A line that is not an event is read
+as the event `damaged`, so that readers continue and can count it."""
 
 import errno
 import json
@@ -111,7 +110,7 @@ class Replaced(Exception):
 
 
 def read_journal(path: Path, place: JournalPlace | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the events in order, those behind `place`, which moves along; a damaged line is {"event": "damaged"}.
+    """Yield the events in order, those after `place`, which is advanced; a damaged line is {"event": "damaged"}.
 
     A torn last line and a missing file have no events. Raise Replaced, and OSError for an unreadable file or a line of
     more than MAX_LINE_BYTES.

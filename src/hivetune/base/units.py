@@ -23,5 +23,5 @@ def size(size_bytes: float) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number with so many decimals, or "-" for None."""
+    """Return a number with `digits` decimals, or "-" for None."""
     return "-" if value is None else f"{value:.{digits}f}"

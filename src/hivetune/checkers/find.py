@@ -108,7 +108,7 @@ def _problem(key: str, value: Any) -> str:
     if key == "file" and not expanded(value).is_file():
         return f"{value} is not a file"
     if key == "model" and parse_side(value).kind != "endpoint":
-        return f"{value} is no server with OpenAI's chat API: give http://HOST:PORT/v1#MODEL"
+        return f"{value} is not a server with OpenAI's chat API: give http://HOST:PORT/v1#MODEL"
     if key == "pattern" and len(value) > MAX_PATTERN_CHARS:
         return f"the pattern is longer than {MAX_PATTERN_CHARS} characters"
     if key == "pattern":
@@ -199,7 +199,7 @@ def json_valid(answer: str, _: Arguments, keys: tuple[str, ...] = ()) -> bool:
 
 
 def _json_of(answer: str) -> list[Any]:
-    """Return the JSON value of the answer's one fenced block, else of the whole; empty where it is none."""
+    """Return the JSON value of the answer's one fenced block, else of the whole; empty if it is not JSON."""
     fence = re.search(r"```(?:json)?\s*\n(.*?)```", answer[:MAX_CHECKED_CHARS], re.DOTALL)
     try:
         return [json.loads(fence.group(1) if fence else answer)]

@@ -35,7 +35,7 @@ def chat(
     threads: ThreadsOption = None,
 ) -> None:
     """Talk to a run, a release or a GGUF file through llama.cpp."""
-    if MODE.json and prompt is None:  # a conversation is no single document
+    if MODE.json and prompt is None:  # a conversation is not a single document
         raise UsageError("--json needs --prompt", hint="give --prompt TEXT, or leave out --json")
     if capture and prompt is not None:  # nobody could rate the answer
         raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
@@ -75,7 +75,7 @@ def _system_prompt(voice: Voice, given: str | None) -> str | None:
     if trained is not None:
         say(f'system prompt of most training rows: {short(trained)}\nuse another: --system TEXT; none: --system ""')
     elif voice.run is not None:
-        say("no system prompt stands in most training rows, so none is sent; choose one: --system TEXT")
+        say("most training rows do not share a system prompt, so none is sent; choose one: --system TEXT")
     return trained
 
 

@@ -100,7 +100,7 @@ def possible_columns(settings: RunConfig) -> dict[str, str] | None:
 
 
 def _config_text(proposal: Proposal, sources: str, path: Path, *, confirmed: bool) -> str:
-    """Return the commented config. A mapping of columns that is not `confirmed` stands in it as a comment."""
+    """Return the commented config. A mapping of columns that is not `confirmed` is written as a comment."""
     settings, planned = proposal.config, proposal.planned
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, trim_blocks=True

@@ -77,7 +77,7 @@ def set_encodings() -> None:
 
 TIMES = frozenset({"created", "revoked", "opened", "closed", "time", "begun"})
 PLAIN_NUMBERS = frozenset({"pid", "seed", "version"})
-SUFFIXES = ("_bytes", "_seconds", "_s")  # units, which stand behind the value
+SUFFIXES = ("_bytes", "_seconds", "_s")  # units, which follow the value
 
 
 def short(text: str, chars: int = 160) -> str:
@@ -388,7 +388,7 @@ def _database_error(text: str, home: Path) -> HivetuneError:
 
 
 def report_bug(error: Exception) -> HivetuneError:
-    """Return the error for a bug; its traceback is written to a file of the home, or stands in the message."""
+    """Return the error for a bug; its traceback is written to a file of the home, or is in the message."""
     from hivetune.base.disk import home
 
     text = "".join(traceback.format_exception(error))

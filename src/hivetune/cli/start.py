@@ -1,4 +1,5 @@
-"""The first lines that run: a stop waits until somebody can answer it, and is no traceback of half an import.
+"""The first lines that run: a stop waits until somebody can answer it, and never prints the traceback of an unfinished
+import.
 
 Nothing else is imported here: all the rest takes 0.2 s, in which people see a mistake in their line and press Ctrl-C.
 """

@@ -41,7 +41,7 @@ RETRY_S = 120.0  # after a failed station
 # What failed three times costs at most one training a day.
 COOL_S = 86_400.0
 MIN_WINDOW_S = 60.0  # a worker needs a third of it to start
-SEND_TIMEOUT_S = 20.0  # the loop stands still meanwhile
+SEND_TIMEOUT_S = 20.0  # the loop waits meanwhile
 MAX_SENTENCE_CHARS = 500  # a message on a telephone
 # What happened -> kind and beginning of its notice.
 NOTICES = {
@@ -163,7 +163,7 @@ def allowed_now(window: str | None, now_s: float, *, asked: bool = False) -> Per
 
 
 def _moment(today: date, minutes: int) -> float:
-    """Return the time that the clock shows so many minutes after midnight, in seconds since 1970."""
+    """Return today's local time `minutes` after midnight, in seconds since 1970."""
     # The system knows its zone and the changes of its clocks: a time that daylight saving skips counts as usual, of a
     # repeated one the first does.
     days, minute = divmod(minutes, _DAY)
@@ -300,7 +300,7 @@ class Loop:
         self._send(event, cycle.name if release is None else release.label, reason)
 
     def must_end(self, cycle: CycleRow, within_s: float) -> str:
-        """Return why the work of a cycle has to end within so many seconds, or "". A person's pause ends it too."""
+        """Return why the work of a cycle has to end within `within_s` seconds, or "". A person's pause ends it too."""
         if (loop_folder(self.name) / record.PAUSED).exists():
             return "paused by a person"
         now_s = self.clock()

@@ -54,8 +54,8 @@ class WindowEnded(HivetuneError):
 
 @dataclass
 class Work:
-    """What the stations of a cycle work with. `must_end`: why work has to end within so many seconds, "" while it has
-    not. `at`: the station that was entered last."""
+    """What the stations of a cycle work with. `must_end`: why work has to end within `within_s` seconds, "" while it
+    has not. `at`: the station that was entered last."""
 
     cycle: CycleRow
     config: RunConfig

@@ -76,7 +76,7 @@ def round_ticks(low: float, high: float) -> list[float]:
         return [low]
     rough = (high - low) / MAX_TICKS
     power = 10.0 ** math.floor(math.log10(rough))
-    # 1e-9: a rounding error is no reason for a wider step.
+    # 1e-9: a rounding error does not justify a wider step.
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
     return [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 

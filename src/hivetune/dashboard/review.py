@@ -100,7 +100,7 @@ def review_rows(database: sqlite3.Connection, query: Mapping[str, str], after: s
     """Return how many rows there are, and those of a page, in their order.
 
     `after`: the place of the last row of the page before, so that a page skips nothing when rows before it were rated.
-    Raises UsageError for a place that is none.
+    Raises UsageError for an invalid position.
     """
     conditions = ["1", *(condition for name, condition in FILTERS.items() if query.get(name))]
     conditions += [RATINGS[query["rating"]]] if query.get("rating") in RATINGS else []

@@ -79,7 +79,7 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
             raise RowRefused("pair-differs", "two answers, and no column with their question")
         return read_conversation({**base, **asked, "output" if "instruction" in asked else "completion": answer})
     if all(_speaker(turn) in _ANSWER_ROLES for turn in turns):
-        if before is None and asked:  # the question stands in other columns, read as if they had an answer
+        if before is None and asked:  # the question is in other columns, read as if they had an answer
             question = read_conversation({**base, **asked, "output" if "instruction" in asked else "completion": "."})
             return question._replace(messages=(*question.messages[:-1], *read_messages(turns, None)))
         before = before or []  # some files repeat the better answer there

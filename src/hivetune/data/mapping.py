@@ -4,7 +4,7 @@
     prompt=ticket.text,completion=replies[0].body    paths into objects and lists (JMESPath)
     messages=thread,role=author,text=body,assistant=Ben    a list of turns, its fields, and who answers; all others ask
     session=chat,role=author,text=body,time=sent           a table of turns, one a row, joined by their session
-    rows=topics[].items[]                   where in each record the rows stand
+    rows=topics[].items[]                   the path of the rows in each record
     where=outcome=resolved                  other rows are set aside; also `a!=b` and `a in b|c`
     system='You answer in one sentence.'    a text in quotes is the text itself
 
@@ -99,7 +99,7 @@ def turn_table(columns: Mapping[str, str]) -> Log:
 
 def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
     """Return a turn with its text and who speaks under our names: a role, or a speaker where the user says who answers
-    or the name is no role.
+    or the name is not a role.
     """
     if not isinstance(turn, dict):
         return turn
@@ -118,7 +118,7 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
 
 
 def maps_content(columns: Mapping[str, str]) -> bool:
-    """Return whether the user says where the conversation stands, so that no other column of one is read."""
+    """Return whether the user mapped the conversation, so that no other column of one is read."""
     return not columns.keys().isdisjoint(CONTENT)
 
 
@@ -176,7 +176,7 @@ def value_of(row: Row, column: str) -> Any:
 
 @lru_cache(256)
 def _path(column: str) -> Path:
-    """Return a column as a path. What is no path is the name of a column, with whatever characters."""
+    """Return a column as a path. Text that is not a path is taken as a column's name."""
     try:
         return compile_path(column)
     except ValueError:
@@ -268,7 +268,7 @@ def write_columns(columns: Mapping[str, str]) -> str:
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Raise UsageError for an unknown field, whose column would be ignored, and for what is no condition."""
+    """Raise UsageError for an unknown field, whose column would be ignored, and for text that is not a condition."""
     for name, column in columns.items():
         if name not in FIELDS:
             near = difflib.get_close_matches(name, FIELDS, 1)

@@ -90,7 +90,7 @@ def _parsed_row(text: str) -> Row:
         if isinstance(value, str):
             return parse_row(value.encode("utf-8", "surrogatepass"))
     if not isinstance(value, dict):
-        raise RowRefused("bad-json", 'the row is no object: write each row as {"prompt": ..., "completion": ...}')
+        raise RowRefused("bad-json", 'the row is not an object: write each row as {"prompt": ..., "completion": ...}')
     return value
 
 
@@ -117,7 +117,7 @@ class ExaminedRow:
 
 
 def refuse_session_line(row: Row) -> None:
-    """Raise RowRefused for one line of a coding agent's session, which is no row without the other lines."""
+    """Raise RowRefused for one line of a coding agent's session, which is not a row without the other lines."""
     if not _OF_SESSION_LINES.isdisjoint(row) and (claude_code.is_line(row) or codex.is_line(row)):
         raise RowRefused("one-message", "it is a line of a coding agent's session: give the session's own file")
 
@@ -186,7 +186,8 @@ def is_table(conversation: Conversation, columns: Mapping[str, str]) -> bool:
 
 def _without_strays(conversation: Conversation) -> Conversation:
     """Return the conversation without byte order marks, and with U+FFFD for NUL in the results of tools."""
-    # Marks were pasted with files. A program may print bytes, and what is no text is read as U+FFFD everywhere.
+    # Marks were pasted with files. A program may print bytes, and bytes that are not text are read as U+FFFD
+    # everywhere.
     nul = {"tool": "\ufffd"}
     texts = [m.content.replace(_MARK, "").replace("\0", nul.get(m.role, "\0")) for m in conversation.messages]
     messages = tuple(replace(m, content=text) for m, text in zip(conversation.messages, texts, strict=True))

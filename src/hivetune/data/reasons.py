@@ -36,7 +36,7 @@ class RowRefused(Exception):
 
 
 def not_utf8(byte: int, before: str) -> RowRefused:
-    """Return the reason for a byte that is no UTF-8, with the encoding that it most likely is in."""
+    """Return the reason for a byte that is not UTF-8, with the encoding that it most likely is in."""
     name = "Windows-1252" if 0x80 <= byte <= 0x9F else "Latin-1 or Windows-1252"
     context = " ".join(before.split())[-20:]
     remedy = "convert it: iconv -f WINDOWS-1252 -t UTF-8"
@@ -59,7 +59,7 @@ _REJECT = {
         "the text is not UTF-8, or holds a NUL, half a character (a lone surrogate) or U+FFFD: a part of it was lost",
         "save or decode the source again as UTF-8, or delete the row",
     ),
-    "bad-json": ("the row is no whole JSON object, or nested too deeply", "correct the JSON of this row"),
+    "bad-json": ("the row is not a complete JSON object, or is nested too deeply", "correct the JSON of this row"),
     "line-too-large": ("the row is larger than 16 MiB", "split the row"),
     "broken-file": (
         "the rest of the file is unreadable: damaged compression, CSV, JSON array or Parquet",

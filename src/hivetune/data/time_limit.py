@@ -17,9 +17,8 @@ AGAIN_S = 1.0
 class TimeLimit(AbstractContextManager[None]):
     """A limit on a block: raise `error()` when it has taken `limit_s` of processor time.
 
-    It interrupts Python and its regular expressions, but no other native code. Inside of another limit it is none, and
-    in any thread but the main one.
-    """
+    It interrupts Python and its regular expressions, but no other native code. It has no effect inside another limit,
+    or outside the main thread."""
 
     __slots__ = ("_error", "_is_set", "_limit_s")
     running: Callable[[], BaseException] | None = None  # the error of the limit that runs

@@ -51,7 +51,7 @@ class StoredAnswers:
 def stored_answers(side: Artefact, new_tokens: int, slots: int) -> Iterator[StoredAnswers]:
     """Open what this side answered before under these settings, locked for this process; nothing for an endpoint.
     Damaged lines are asked again."""
-    # What runs behind a URL changes: another model there was once never asked again.
+    # The model served at a URL can change: another model there was once never asked again.
     if side.endpoint is not None:
         yield StoredAnswers(side.label)
         return

@@ -74,7 +74,7 @@ def side_name(adapter: Path | None) -> str:
 
 
 def losses_of(scores: Path, name: str) -> Losses:
-    """Return the losses of a side that are there; a damaged line is none."""
+    """Return the losses of a side that are there; a damaged line counts as none."""
     lines = (line for line in read_journal(scores) if line["event"] == "loss" and line["model"] == name)
     return {int(line["row"]): line for line in lines}
 

@@ -73,7 +73,7 @@ def exchange(
     """Yield the response to a request, to be read inside; `body` None is a GET.
 
     Raises Unanswered where another try may help: the server is lost, breaks off or is busy. Raises UsageError for a
-    request that it refuses, and for an answer that is none of OpenAI's API.
+    request that it refuses, and for an answer that is not in OpenAI's format.
     """
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     with contextlib.closing(connection):
@@ -136,7 +136,7 @@ def ask_with_retries(ask: Callable[[], Answer], pause: Callable[[float], object]
 
 
 def _other_format(where: str, shown: bytes) -> UsageError:
-    """Return the error for an answer that is none of OpenAI's API, with its beginning."""
+    """Return the error for an answer that is not in OpenAI's format, with its beginning."""
     return UsageError(
         f"{where} answers in another format: {' '.join(shown[:SHOWN_CHARS].decode(errors='replace').split())}",
         hint="it must answer POST .../chat/completions as OpenAI's chat API does",

@@ -24,7 +24,7 @@ _GRACE_S = 5.0
 def main() -> None:
     keep_private()
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    if settings["dies_with_parent"]:  # also while it stands still, when it would not see stdin close
+    if settings["dies_with_parent"]:  # also while it is stopped, when it would not see stdin close
         die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's to handle
 

@@ -30,7 +30,7 @@ _UNKNOWN = re.compile(r'Field "([\w.]+)" is not a valid field')
 
 AMD_VENDOR = "0x1002"
 PAGE_BYTES = 4096  # on the processors with unified memory
-# A card is hot from so many degrees below its own limit.
+# A card counts as hot from this many degrees below its own limit.
 NEAR_LIMIT_C = 3.0
 
 

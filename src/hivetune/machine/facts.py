@@ -93,7 +93,7 @@ def _fits(pattern: Any, value: Any) -> bool:
 def in_range(version: str, allowed: str) -> bool:
     """Return whether a version is in ">=7.2,<7.3". Only numbers before a "+" count; a missing part is 0.
 
-    Raise ValueError for a range that is none.
+    Raise ValueError for an invalid range.
     """
     have = _numbers(version)
     for part in allowed.split(","):

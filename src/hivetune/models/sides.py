@@ -39,7 +39,7 @@ def parse_side(text: str, where: str = "") -> NamedSide:
         return _endpoint(text, prefix)
     if not text or text.startswith("-"):
         hint = "give base, NAME@VERSION, a run, a .gguf file or http://HOST:PORT/v1#MODEL"
-        raise UsageError(f"{prefix}{text!r} is no model that can be compared", hint=hint)
+        raise UsageError(f"{prefix}{text!r} is not a model that can be compared", hint=hint)
     kind: SideKind = "release" if "@" in text and "/" not in text else "run"
     return NamedSide("base" if text == BASELINE else "gguf" if text.lower().endswith(".gguf") else kind, text)
 

@@ -28,7 +28,7 @@ from hivetune.run.folder import OUTCOME, WORKER_LOG
 
 STEPS_REMEMBERED = 64
 QUANTILE = 0.9  # of step times: long documents make some steps much longer than the median
-# The limits of a task that is no training: its items are rows or tensors, and a large tensor takes minutes.
+# The limits of a task other than training: its items are rows or tensors, and a large tensor takes minutes.
 TASK_LIMITS = Supervision(hang_floor_s=600.0)
 
 

@@ -90,7 +90,7 @@ def confine(
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends; it reaches even one that stands still."""
+    """Let the kernel kill this process when the thread that started it ends; it reaches even a stopped one."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

@@ -106,7 +106,7 @@ def _passage(tokens: Sequence[int], trained: Sequence[int]) -> Passage:
 
 
 def compare_scores(kind: str, trained: Sides, exported: Sides) -> dict[str, Any]:
-    """Return `holds`, `problems` in words, and the measurements behind them.
+    """Return `holds`, `problems` in words, and the measurements that they rest on.
 
     `kind`: a number type of GGUF, or "merged". `exported` has "base" alone before any training, "tuned" alone where
     numbers are not quantized, else both.

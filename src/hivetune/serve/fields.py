@@ -142,7 +142,7 @@ def _range(kind: Any, low: float, high: float) -> Any:
 
 
 def _sized(kind: Any, most: int | None = None, least: int = 0) -> Any:
-    """Return the type of a text or a map with so many characters or items."""
+    """Return the type of a text or a map limited to a number of characters or items."""
     return Annotated[kind, Field(min_length=least, max_length=most)]
 
 

@@ -166,7 +166,7 @@ async def num_tokens(live: LiveBackend, fields: Mapping[str, Any]) -> int:
 
 
 def refuse_larger(field: str, size_bytes: int, context_tokens: int) -> None:
-    """Raise FieldRefused for a request that no context of so many tokens holds."""
+    """Raise FieldRefused for a request that is too large for a context of so many tokens."""
     if size_bytes > MAX_BYTES_PER_TOKEN * context_tokens:
         raise too_long(field, f"{size_bytes:,} bytes", context_tokens)
 

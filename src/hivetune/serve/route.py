@@ -91,7 +91,7 @@ class Wanted:
 def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
     """Read from the registry what should be served, of `names` (and their domains) or of every name with a champion.
 
-    A release that is damaged, has no GGUF adapter or stands on another base than the first name's champion is left out
+    A release that is damaged, has no GGUF adapter or has another base than the first name's champion is left out
     and `refused`. Raises UsageError for a version, and a name that is not registered.
     """
     for name in names:
@@ -143,9 +143,9 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
 
 def adapter_of(release: Release, base: tuple[str, str] | None = None) -> Path:
     """Return the release's adapter as GGUF. Raises HivetuneError when it is damaged, UsageError when it has none or
-    stands on another base than `base`, by name and hash."""
+    has another base than `base`, by name and hash."""
     if base not in (None, (release.model, release.model_sha256)):
-        raise UsageError(f"it stands on {release.model}; a gateway serves one base: hivetune serve {release.name}")
+        raise UsageError(f"its base is {release.model}; a gateway serves one base: hivetune serve {release.name}")
     # Its files are hashed again only when one changed.
     release.check()
     return gguf_adapter(release)

@@ -125,7 +125,7 @@ def read_document(path: Path, label: str) -> DocPage:
 
 
 def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield (heading, paragraphs) of Markdown, or of a docstring; a paragraph that is no prose is empty."""
+    """Yield (heading, paragraphs) of Markdown, or of a docstring; a paragraph that is not prose is empty."""
     title, body, at = "", list[str](), 0
     while at < len(lines):
         line, below = lines[at], lines[at + 1] if at + 1 < len(lines) else ""

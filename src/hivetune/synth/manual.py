@@ -172,7 +172,7 @@ def _without_shared(entries: Sequence[DocEntry]) -> Iterator[DocEntry]:
 def with_placeholders(line: Line, *, glued: bool = False) -> str:
     """Return the text with each italic word as <word>: what a caller has to replace.
 
-    Where a line begins in italics, that is the command, as in Git's pages. `glued`: only words right behind a letter.
+    Where a line begins in italics, that is the command, as in Git's pages. `glued`: only words directly after a letter.
     """
     marked = line.text
     for match in reversed(list(re.finditer(r"i+", line.italic[: len(line.text)]))):
@@ -244,7 +244,7 @@ def _terms_at(body: Sequence[Line], at: int) -> tuple[list[Line], str, int]:
 
 
 def _same_line(line: Line) -> int | None:
-    """Return the column of the text that stands on its term's line, None where the line is a term or prose alone."""
+    """Return the column of the text on its term's line, None where the line is a term or prose alone."""
     if gap := re.search(r"(?<=\S)\s{2,}(?=\S)", line.text[line.indent :]):
         term = line.text[line.indent :][: gap.start()]
         # Of other terms than options, only those that leave their text its usual place: no columns of a table.
@@ -265,7 +265,7 @@ def _looks_like_term(text: str) -> bool:
 def _text_below(body: Sequence[Line], start: int, indent: int, first: str) -> str:
     """Return the paragraphs of one entry, up to the first deeper or unindented line.
 
-    A deeper line is an example or another list: the text goes on behind it, so what leads there is no whole sentence,
+    A deeper line is an example or another list: the text continues after it, so what leads there is no whole sentence,
     and a colon marks it.
     """
     paragraphs = [first] if first else []
@@ -283,7 +283,7 @@ def _text_below(body: Sequence[Line], start: int, indent: int, first: str) -> st
         if line.indent != depth or (below.text and below.indent > depth) or is_unfilled:
             paragraphs.append(":")
             break
-        # pg_basebackup(1) breaks a sentence behind a name: "Creates a standby.signal", then "file and appends ...".
+        # pg_basebackup(1) breaks a sentence after a name: "Creates a standby.signal", then "file and appends ...".
         is_broken_off = paragraphs and paragraphs[-1][-1].isalnum() and line.text.lstrip()[0].islower()
         if goes_on or is_broken_off:
             paragraphs[-1] = f"{paragraphs[-1]} {line.text.strip()}"

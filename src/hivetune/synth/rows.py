@@ -26,7 +26,7 @@ from hivetune.synth.packs import DocSource, Library, Pack, read_source
 from hivetune.synth.page import DocPage, NotUnderstood, options_in
 from hivetune.synth.questions import KIND_WEIGHTS, Draft, drafts_of
 
-TEMPLATES = "templates"  # the maker that is no model
+TEMPLATES = "templates"  # the maker that is not a model
 MAX_QUESTION_CHARS, MIN_ANSWER_CHARS, MAX_ANSWER_CHARS = 700, 2, 1600
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 

@@ -10,7 +10,7 @@ MIN_SENTENCE_CHARS = 12
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|resp|approx|incl|no|fig|sec|dr|mr|ms|inc|ltd)\.|\b[A-Z]\.)$",
                            re.IGNORECASE)  # fmt: skip
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(`\[#A-Z0-9-])")
-# A sentence that needs what stands elsewhere on the page.
+# A sentence that refers to another part of the page.
 _DANGLING = re.compile(
     r"\b(?:see (?:also )?(?:below|above|the|section)|below|above|following|as follows|this section|previous(?:ly)?"
     r"|earlier|next section|described (?:in|under)|table \d|figure \d|section \d"

@@ -147,7 +147,7 @@ def test_arrow_as_datasets_save_it(tmp_path: Path) -> None:
             writer.write_table(table)
         assert check(DataConfig(path=str(tmp_path / name))).usable == 5
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-200])
-        with pytest.raises(DataRefused, match="is damaged behind row"):
+        with pytest.raises(DataRefused, match="is damaged after row"):
             check(DataConfig(path=str(tmp_path / name)))
 
 

@@ -54,7 +54,7 @@ def test_a_file_with_one_object(tmp_path: Path, indent: int | None, line: int) -
 def test_what_stands_behind_the_rows_is_said(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps({"data": [PAIR], "test": [OTHER]}, indent=1))
-    with pytest.raises(DataRefused, match="what stands behind the list of rows was not read"):
+    with pytest.raises(DataRefused, match="what follows the list of rows was not read"):
         check(DataConfig(path=str(path)))
     path.write_text(json.dumps({"question": "Which?", "data": [{"a": 1}]}, indent=1))
     assert check(DataConfig(path=str(path))).document["rows_in"] == 1

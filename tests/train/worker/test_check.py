@@ -79,7 +79,7 @@ def test_a_right_fast_path_agrees(folder: Path, dtype: torch.dtype, most: float)
 def test_wrong_kernels_give_way_to_the_plain_ones_and_those_to_transformers(
     folder: Path, dtype: torch.dtype, by: float
 ) -> None:
-    """NaN is no agreement."""
+    """NaN does not agree."""
     told = verified_choices(Loader(folder, dtype, (Choices(),), by), some_documents(), "float64")
     assert told.kernels == "torch" and told.path is None and told.agreement is not None
     assert "of the gradient off" in told.agreement["instead_of"]

@@ -17,7 +17,7 @@ from hivetune.records import Message
 MAX_WORD_CHARS = 20  # characters per word on average; above it a text has no spaces
 _NUMBER = re.compile(r"\d+")
 # One changed word changes three triples, two neighbours four, three neighbours five. More changed neighbours are
-# another question or answer, such as another review behind the same instruction.
+# another question or answer, such as another review after the same instruction.
 MAX_EDIT_TRIPLES = 5
 AT_END = 1  # what a run at the beginning or the end counts more, since a word there is in fewer triples
 Triple = str | int  # three words with spaces between, or their hash
@@ -77,9 +77,8 @@ def texts_of(messages: Sequence[Message]) -> tuple[str, str, tuple[str, ...]]:
 
 
 def triples_of(text: str, front: str = "") -> list[str]:
-    """Return the triples of neighbouring words, each behind `front`; a shorter text is one piece. Of text without
-    spaces (Chinese, Japanese) the characters are its words.
-    """
+    """Return the triples of neighbouring words, each prefixed with `front`; a shorter text is one piece. Of text
+    without spaces (Chinese, Japanese) the characters are its words."""
     words: Sequence[str] = text.split()
     if len(words) * MAX_WORD_CHARS < len(text):
         words = text

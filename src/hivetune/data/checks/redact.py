@@ -20,7 +20,7 @@ NOT_TEXT = ("role", "weight")
 TEXT_FIELDS = tuple(field.name for field in fields(Message) if field.name not in NOT_TEXT)
 _fields_of = attrgetter(*TEXT_FIELDS)
 BORDER = "\n\0\n"  # no find crosses it, so that the texts of a row can be searched at once
-# Names of values that only identify something: a value behind session_id is no secret.
+# Names of values that only identify something: a value after session_id is not a secret.
 ROW_NAMES = re.compile(r"(?:id|ids|session|user|uuid|hash|digest|checksum|time|timestamp)\Z")
 ADVICE = {"secret": "revoke it", "personal": "check that the row still makes sense"}
 MAX_NOTES = 5  # kinds of finds named per row; further kinds are counted
@@ -264,7 +264,7 @@ class _Walk:
 
     def _text(self, text: str, title: str, key: str) -> str:
         front = f"{key}: " if key and not ROW_NAMES.search(key.lower()) else ""
-        # A secret may hide what is personal, such as a number behind its digits, and a placeholder is no secret.
+        # A secret may hide what is personal, such as a number behind its digits, and a placeholder is not a secret.
         for kinds in (tuple(ADVICE), ("personal",)) if text else ():
             text = front + text
             finds = [find for find in RULES.find(text) if find.start >= len(front) and find.rule.kind in kinds]

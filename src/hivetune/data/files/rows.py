@@ -32,9 +32,9 @@ DELIMITERS = (",", ";", "\t")
 # A document is held as one text, since the line of each row is told.
 MAX_DOCUMENT_CHARS = 1 << 30
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
-# The keys of a document below which its rows stand, as APIs and the Hub's viewer name them.
+# The keys of a document below which its rows are, as APIs and the Hub's viewer name them.
 _LIST = re.compile(r'"(?:data|rows|examples|records)"\s*:\s*\[(?=\s*\{)')
-# The list begins within so many characters: what stands in front are counts and versions.
+# The list begins within this many characters: counts and versions may come before it.
 _HEAD_CHARS = 1024
 _SPACE = re.compile(r"\s*")
 _scan = json.JSONDecoder().raw_decode
@@ -207,7 +207,7 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
     if not first.strip():
         return
     delimiter = max(DELIMITERS, key=first.count)
-    # Not strict, the library would take all rows behind an open quote for one field.
+    # Not strict, the library would take all rows after an open quote for one field.
     reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
     names, header = list[str](), list[str]()
     number = 1
@@ -224,7 +224,7 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
             number = reader.line_num + 1
     except csv.Error as error:
         raise DataRefused(
-            f"{spelled(source.name)}:{number} is no CSV: {error}; nothing behind it can be read",
+            f"{spelled(source.name)}:{number} is not valid CSV: {error}; the rest of the file cannot be read",
             hint='inside a quoted field write two quotes ("") for one, and close each field',
         ) from None
 
@@ -251,7 +251,7 @@ def _arrow_rows(source: Source) -> Iterator[PlacedRow]:
                 yield number, json.dumps(_plain(row), ensure_ascii=False, default=str)
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these two kinds
         raise DataRefused(
-            f"{spelled(source.name)} is damaged behind row {number:,}: {' '.join(str(error).split())}",
+            f"{spelled(source.name)} is damaged after row {number:,}: {' '.join(str(error).split())}",
             hint="get the file again",
         ) from None
 
@@ -294,7 +294,7 @@ def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
 
     def refused(problem: str) -> DataRefused:
         return DataRefused(
-            f"{spelled(source.name)}:{line} is no JSON: {problem}; nothing behind it can be read",
+            f"{spelled(source.name)}:{line} is not valid JSON: {problem}; the rest of the file cannot be read",
             hint="correct the file, or write one JSON object a line: a broken line is then refused alone",
         )
 
@@ -312,7 +312,7 @@ def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
             at = _behind_space(text, at + 1)
     rest = text[at + 1 :].strip()
     if begin and not (rest == "" if text.lstrip().startswith("[") else _has_no_rows(f'{{"": 0{rest}')):
-        raise refused("what stands behind the list of rows was not read")
+        raise refused("what follows the list of rows was not read")
 
 
 def _whole_text(source: Source) -> str:
@@ -335,7 +335,8 @@ def _behind_space(text: str, at: int) -> int:
 
 
 def _begin_of_list(text: str) -> int:
-    """Return the place behind the bracket of a document's list of rows, 0 where objects stand one after the other."""
+    """Return the offset just after the bracket that opens a document's list of rows; 0 if objects follow one
+    another."""
     start = _behind_space(text, 0)
     if text.startswith("[", start):
         return start + 1
@@ -345,7 +346,7 @@ def _begin_of_list(text: str) -> int:
 
 def _has_no_rows(document: str) -> bool:
     """Return whether an object has only texts, numbers, and objects of these, such as the pages and counts of an API
-    in front of a list of rows and behind it."""
+    before and after a list of rows."""
     try:
         values = json.loads(document).values()
     except (ValueError, RecursionError):

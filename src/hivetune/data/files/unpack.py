@@ -67,7 +67,7 @@ def _checked_blocks(source: Source) -> Iterator[bytes]:
                 block = next(blocks, b"")
             except DAMAGED as error:
                 raise DataRefused(
-                    f"{spelled(source.name)} is damaged in the MiB behind byte {done:,} of its content: {error}",
+                    f"{spelled(source.name)} is damaged within 1 MiB after unpacked byte {done:,}: {error}",
                     hint="get the file again; to save what can be read: zcat FILE > rows.jsonl",
                 ) from None
             if not source.packed:

@@ -80,7 +80,7 @@ def _foreign(entry: EntryPoint) -> AnyFormat:
             raise RowRefused("unknown-layout", hint) from error
 
     if not isinstance(form, AnyFormat):
-        fact = f"the format {entry.name!r} of another package ({entry.value}) is no format: {form}"
+        fact = f"the format {entry.name!r} of another package ({entry.value}) is not a format: {form}"
         raise UsageError(fact, hint="correct that package, or uninstall it")
     return form._replace(read=read) if isinstance(form, Format) else form
 

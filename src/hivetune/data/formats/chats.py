@@ -31,7 +31,7 @@ _SYSTEM_FIELDS = ("model_identity_desc", "instructions", "user_profile", "user_i
 _BROKEN_OFF = ("in_progress", "finished_partial_completion")  # states of a message
 _SILENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
 # Where an answer names a source by its number in what was found; some marks hold words of the sentence (a link, a
-# name). Today's are no characters of any text; older ones are words in brackets.
+# name). Today's marks are characters that no text contains; older ones are words in brackets.
 _MARK = re.compile(
     r" ?\ue200(\w+)(?:\ue202([^\ue200\ue201]*))?\ue201"
     r"| ?(?::contentReference\[oaicite:\d+\]\{index=\d+\}|\u3010\d+(?::\d+)?\u2020[^\u3010\u3011]*\u3011)"

@@ -129,7 +129,7 @@ def _trees(parents: Mapping[str, str | None]) -> list[list[str]]:
     for name in parents:
         path: dict[str, None] = {}
         node = name
-        # A parent may stand below its child: programs write what happens at once as it comes.
+        # A parent may come after its child: programs write what happens at once as it comes.
         while node not in root_of and node not in path:
             path[node] = None
             above = parents[node]
@@ -189,7 +189,7 @@ def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
     return turns
 
 
-# The lines of a tree may stand between those of others.
+# The lines of different trees may be interleaved.
 FORMAT = Log(
     "claude-code", lambda head: any(map(is_line, head.events)), lambda lines: session_rows(lines, _rows, is_line)
 )

@@ -55,7 +55,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _time(mail: EmailMessage) -> float | None:
-    """Return seconds since 1970 of the date of a message; None without one, and for one that is no date."""
+    """Return seconds since 1970 of the date of a message; None without one, and for one that is not a date."""
     try:
         return parsedate_to_datetime(str(mail.get("Date", ""))).timestamp()
     except (ValueError, OverflowError):

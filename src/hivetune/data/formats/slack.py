@@ -1,5 +1,5 @@
 """Slack's export: a folder for each channel with a file for each day, and beside these users.json. A thread is one
-conversation, over as many days as it lasts; what stands in no thread is one for each day. Who answers is
+conversation, over as many days as it lasts; messages outside threads form one for each day. Who answers is
 `--columns assistant=NAME`.
 
 https://slack.com/help/articles/220556107-How-to-read-Slack-data-exports
@@ -63,7 +63,7 @@ def rows(lines: Lines, names: Mapping[str, str] | None = None) -> Iterator[Place
             words = plain_text(str(event["text"]), known) or [{"type": "file"}]
             said = {"speaker": str(name), "content": words}
             time, thread = as_number(event["ts"]), event.get("thread_ts")
-            # What stands in no thread is a conversation for each day (UTC, as that of the file), without a name.
+            # Messages outside threads form a conversation for each day (UTC, as that of the file), without a name.
             day = "" if time is None else datetime.fromtimestamp(time, UTC).date().isoformat()
             threads.add(number, TableTurn(str(thread or day), said, time, {} if thread else {"session_id": None}))
     yield from threads.rows("slack")

@@ -100,7 +100,7 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
         told = [f"{source}: the format {name!r}: {refusal_text(problem, keys)}" for problem in error.errors()]
         raise UsageError("\n".join(told), hint=f"known keys: {', '.join(keys)}") from None
     if not spec.has("messages", "completion", "response", "text", "rows"):
-        hint = "name where the words stand: messages, prompt and completion, or text"
+        hint = "name the paths of the texts: messages, prompt and completion, or text"
         raise UsageError(f"{source}: the format {name!r} has no path of its words", hint=hint)
     if spec.has("rows"):
         return Batch(name, lambda record: _rows(spec, record), spec.needs)

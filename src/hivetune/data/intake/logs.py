@@ -60,7 +60,8 @@ class Position:
 
 
 class FileReader(Reader):
-    """The Reader of the logs of a file, glob or folder, with their rotations. Raise UsageError for what is no log."""
+    """The Reader of the logs of a file, glob or folder, with their rotations. Raise UsageError for files that are not
+    logs."""
 
     def __init__(self, pattern: str):
         super().__init__(pattern)

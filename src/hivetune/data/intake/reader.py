@@ -51,7 +51,7 @@ class Reader:
 def delivered(
     origin: str, place: str, given: Any, rows: Callable[[Any], Sequence[Mapping[str, Any]]], time: float | None = None
 ) -> list[Delivery]:
-    """Return the rows that stand at one place, in a line or in named cells, or their refusal."""
+    """Return the rows at one place, in a line or in named cells, or their refusal."""
     try:
         return [Delivery(origin, place, row, time=time) for row in rows(given)]
     except RowRefused as refused:
@@ -106,7 +106,7 @@ def _parsed(name: str, value: Any) -> Any:
             value = value.decode()
         except UnicodeDecodeError:
             hint = "store it as text; of a table, collect a view without it: ?table=VIEW&cursor=COLUMN"
-            raise RowRefused("bad-characters", f"{name} holds bytes that are no text: {hint}") from None
+            raise RowRefused("bad-characters", f"{name} holds bytes that are not text: {hint}") from None
     if isinstance(value, str) and value.startswith(("{", "[")):
         with contextlib.suppress(ValueError, RecursionError):  # a text like others
             return json.loads(value, parse_constant=refuse_constant)

@@ -1,4 +1,4 @@
-"""The reader of Redis streams, of one server or a Cluster, from the entry behind the last one that was stored.
+"""The reader of Redis streams, of one server or a Cluster, from the entry after the last one that was stored.
 
 redis-py retries a command, reconnects, and follows a Cluster to its new primaries; `batches` asks again until a server
 that is gone comes back.

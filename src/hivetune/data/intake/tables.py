@@ -121,7 +121,7 @@ class SqliteReader(Reader):
         return ""
 
     def _page(self, value: int | float | str | None) -> list[Cells]:
-        """Return the rows with `value`, and PAGE_ROWS behind them in the cursor's order, with all that have the same
+        """Return the rows with `value`, and the next PAGE_ROWS in the cursor's order, with all that have the same
         value as the last of these.
         """
         cursor, rows = self._cursor, f"FROM {_quote(self._table)} WHERE {self._usable} AND {self._cursor}"

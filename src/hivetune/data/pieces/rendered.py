@@ -1,5 +1,5 @@
 """What a chat template or a chat page has written into a text, back to turns and thoughts: exact ChatML and Llama 3,
-and thoughts that stand before an answer.
+and thoughts that come before an answer.
 
 A text with the marks of any other template is refused, because learning it whole would teach the questions too.
 """

@@ -102,8 +102,8 @@ def path_to(leaf: str | None, parents: Mapping[str, Any]) -> list[str]:
 
 
 class TableTurn(NamedTuple):
-    """One turn of a conversation whose turns stand apart: its place is the row where it begins. `position` orders the
-    turns where all have one, else they stand in the order of the file; `facts` belong to the whole conversation.
+    """One turn of a conversation whose turns are separate rows: its place is the row where it begins. `position` orders
+    the turns where all have one, else they keep the order of the file; `facts` belong to the whole conversation.
     """
 
     thread: str
@@ -113,7 +113,7 @@ class TableTurn(NamedTuple):
 
 
 class Threads:
-    """The turns of many conversations that stand mixed in a file."""
+    """The turns of many conversations that are interleaved in a file."""
 
     def __init__(self) -> None:
         # A temporary file: the threads of a mailbox or of a channel are as large as these.
@@ -128,7 +128,8 @@ class Threads:
         self._database.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?)", values)
 
     def rows(self, name: str) -> Iterator[PlacedRow]:
-        """Yield the record of each conversation, in the order in which they begin. A thread without a name is none."""
+        """Yield the record of each conversation, in the order in which they begin. Turns without a thread's name are
+        left out."""
         query = (
             "SELECT thread, place, position, turn, facts, min(place) OVER (PARTITION BY thread) AS begin FROM turns"
             " ORDER BY begin, thread, place, rowid"

@@ -40,7 +40,7 @@ _SILENT = (
 )
 _UNTYPED = ("text", "functionCall", "functionResponse", "function_call", "function_response")
 _SEARCHES = ("web_search", "web_fetch", "tool_search")  # what Anthropic's begin with
-# Items of OpenAI's Responses that are no messages, but stand among them.
+# Items of OpenAI's Responses that are not messages, but come among them.
 _ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 _THOUGHT_KEYS = ("thinking", "reasoning", "text", "content", "summary")
 _BETWEEN = "\n\n"  # turns of one role that become one
@@ -167,11 +167,11 @@ def read_turn(turn: Any) -> list[Message]:
     if role != "assistant":
         if any(message.tool_calls for message in read):
             raise RowRefused("role-order", f"a tool call in a turn of {role}")
-        # Results stand first: the user speaks when the tools are done.
+        # Results come first: the user speaks when the tools are done.
         read = sorted((m for m in read if not m.reasoning), key=lambda message: message.role != "tool")
     messages: list[Message] = []
     for message in read or [Message(role, "")]:
-        # What an assistant says behind a result, it said when it knew the result: it is a message of its own.
+        # What an assistant says after a result, it said when it knew the result: it is a message of its own.
         if messages and messages[-1].role == message.role != "tool":
             messages[-1] = _joined(messages[-1], message, "")
         else:
@@ -342,7 +342,7 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
 
 
 def is_item(turn: Any) -> bool:
-    """Return whether a turn of OpenAI's Responses is no message: a call, a result, thoughts, or what the provider
+    """Return whether a turn of OpenAI's Responses is not a message: a call, a result, thoughts, or what the provider
     ran.
     """
     kind = turn.get("type") if isinstance(turn, dict) and "role" not in turn else None
@@ -393,5 +393,5 @@ def _belongs(first: Message, second: Message) -> bool:
     """Return whether two turns are parts of one."""
     if first.role != second.role or first.role == "tool" or first.weight != second.weight or first.name != second.name:
         return False
-    # Between a call and a text the result is missing; calls that were made at once stand together.
+    # Between a call and a text the result is missing; calls that were made at once are adjacent.
     return not first.tool_calls or (bool(second.tool_calls) and not second.content.strip())

@@ -114,7 +114,7 @@ _CHAINS = (  # of which only the first part begins at a column
 
 @lru_cache(1024)
 def compile_path(text: str) -> Path:
-    """Return a path. Raise ValueError for text that is none."""
+    """Return a path. Raise ValueError for text that is not a path."""
     if _NAMES.fullmatch(text):
         names = tuple(re.split(r"\s*\|\|\s*", text))
 

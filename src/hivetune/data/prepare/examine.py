@@ -169,7 +169,7 @@ class Examiner:
         return views
 
     def _parts(self, renderer: Renderer, example: Example, first: int, end: int) -> Iterator[Rendered]:
-        """Yield the views of messages `first` to `end` behind the system prompt, in halves until each fits. A half
+        """Yield the views of messages `first` to `end` after the system prompt, halved until each fits. A half
         begins with a question: one that does not fit with its answer is left out.
         """
         messages = example.messages

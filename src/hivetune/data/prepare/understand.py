@@ -63,7 +63,7 @@ _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 # Of a suggestion.
 SUGGESTED_FROM_ROWS = 30  # each mapping that is tried reads all of these
 SHOWN_ROWS, SHOWN_PATHS = 3, 6
-READ_SHARE = 0.8  # of the rows, that a mapping has to read, and in which a column has to stand
+READ_SHARE = 0.8  # of the rows, that a mapping has to read, and in which a column must occur
 _MAX_DEPTH = 3  # of objects in objects
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NO_TEXTS = FACTS - {*CATEGORY} | {*SYSTEM}  # a category may be the answer
@@ -176,7 +176,7 @@ def _sample(source: Source, columns: Mapping[str, str]) -> tuple[list[Row], list
 
 
 def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
-    """Return the columns of a row that have a value, were not read and are no facts about it."""
+    """Return the columns of a row that have a value, were not read and are not facts about it."""
     form = format_named(layout)
     # Rows that were made of a file's lines have the columns of no line.
     if SESSION in row or not (form or maps_content(columns)):
@@ -339,7 +339,7 @@ def _texts(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _paths(row: Row, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of all that is no object; of a list of texts those of its first."""
+    """Yield the path and the value of everything that is not an object; of a list of texts those of its first."""
     for name, value in row.items():
         plain = _NAME.fullmatch(name) or not (prefix or "." in name or AND in name)
         path = f"{prefix}{name if plain else json.dumps(name)}"

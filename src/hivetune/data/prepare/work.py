@@ -118,7 +118,7 @@ def fill(work: Work, rows: Examinations, progress: Progress, lines: int, *, keep
 
 
 def _insert(work: Work, table: str) -> tuple[str, list[str]]:
-    """Return the statement that inserts a row of this table, and its columns behind the number."""
+    """Return the statement that inserts a row of this table, and its columns after the row number."""
     columns = [name for (name,) in work.all("SELECT name FROM pragma_table_info(?)", table)]
     return f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", columns[1:]
 

@@ -50,7 +50,7 @@ def publish(folder: Path, key: str, work: Work, document: dict[str, Any]) -> Non
         with open(temporary / DROPPED_FILE, "wb") as file:
             write_dropped(work, file)
         _write_rows(temporary, work, key, document)
-        shutil.rmtree(folder, ignore_errors=True)  # without its manifest it is no snapshot
+        shutil.rmtree(folder, ignore_errors=True)  # without its manifest it is not a snapshot
         os.rename(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,7 +1,7 @@
 """The answer that a template makes a model write: the text between the prompt that a server sends and the end token.
 
 One rule: the template is rendered twice for each answer, as its prompt and as the conversation with the answer. What
-they share is the prompt, what follows is the answer. Each part of the row has to stand in one of the two, and an end
+they share is the prompt, what follows is the answer. Each part of the row must appear in one of the two, and an end
 token has to close the answer.
 """
 
@@ -129,7 +129,7 @@ class DialectTemplate:
     def _written(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], frame: Frame
     ) -> tuple[str, str, str]:
-        """Return the prompt of the last message, the message as it is trained, and the text behind it."""
+        """Return the prompt of the last message, the message as it is trained, and the text after it."""
         prompt, whole = self._template.prompt_and_whole(self.dialect.chat(messages), list(tools) or None)
         end = len(whole) - frame.behind
         if frame.header is not None:
@@ -141,7 +141,7 @@ class DialectTemplate:
     def _behind_header(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prompt: str, whole: str, frame: Frame
     ) -> str:
-        """Return an answer that the template does not write behind its own prompt, as the model has to write it: the
+        """Return an answer that the template does not write after its own prompt, as the model has to write it: the
         thought that the prompt leaves open comes first, and one that it has closed does not come again."""
         *before, own = messages
         if own.reasoning is None and self.dialect.reasoning_key:
@@ -152,7 +152,7 @@ class DialectTemplate:
         # A text that itself holds the header is cut, so that its part is missed, and the row is refused.
         header = whole.rfind(frame.header) if frame.header else -1
         if not frame.header or header < 0:
-            raise RenderError("not-in-template", "the template does not write this answer behind its prompt")
+            raise RenderError("not-in-template", "the template does not write this answer after its prompt")
         text = whole[header + len(frame.header) :]
         if opened := OPEN_THOUGHT.search(prompt):
             text = re.sub(rf"\A(?:<{opened[1]}>\s*)+", "", text)
@@ -199,7 +199,7 @@ class DialectTemplate:
         return frame
 
     def _first_end(self, text: str, start: int, stop: int) -> int:
-        """Return the place behind the first end token between two places, 0 if there is none."""
+        """Return the offset just after the first end token between two offsets, or 0 if there is none."""
         # Of two that begin at one place the longer.
         found = [(place, -len(token)) for token in self._ends if (place := text.find(token, start, stop)) >= 0]
         return min(found)[0] - min(found)[1] if found else 0
@@ -274,7 +274,7 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _last_end(text: str, tokens: Sequence[str], start: int = 0) -> int:
-    """Return the place behind the last of these tokens from `start` on, or 0."""
+    """Return the offset just after the last of these tokens at or after `start`, or 0 if there is none."""
     return max((place + len(token) for token in tokens if (place := text.rfind(token, start)) >= 0), default=0)
 
 

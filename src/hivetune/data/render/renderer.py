@@ -1,9 +1,8 @@
 """The renderer: messages to tokens and their mask by the model's own chat template, without transformers.
 
-One rule: an answer is trained behind the very tokens that a server sends as its prompt. One sequence trains all answers
-of a conversation if the template leaves earlier turns as they were when they were new. If it rewrites them (dropped
-thoughts, a moved system prompt), each answer gets its own sequence.
-"""
+One rule: an answer is trained right after the very tokens that a server sends as its prompt. One sequence trains all
+answers of a conversation if the template leaves earlier turns as they were when they were new. If it rewrites them
+(dropped thoughts, a moved system prompt), each answer gets its own sequence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -96,7 +95,7 @@ class Renderer:
         return as_ids(self._encoder.encode(text).ids)
 
     def _sequence(self, answers: Sequence[Answer]) -> Rendered:
-        """Return the sequence of the last answer, in which all earlier ones are trained that stand in it as they were
+        """Return the sequence of the last answer, in which all earlier ones are trained that appear in it as they did
         when they were new."""
         *earlier, last = answers
         encoded = self._encoder.encode(last.prompt + last.text + last.behind)
@@ -107,7 +106,7 @@ class Renderer:
             encoded = self._encoder.encode(last.prompt)
             written = self._encoder.encode(last.text).ids
             if self.decode(as_ids(written)) != last.text:
-                raise RenderError("not-in-template", "the answer has no tokens of its own behind the prompt")
+                raise RenderError("not-in-template", "the answer adds no tokens to the prompt")
             ids, span = encoded.ids + written, (encoded.counts[-1], encoded.counts[-1] + len(written) // ID_BYTES)
         spans = {last.message: span}
         for answer in earlier:
@@ -122,7 +121,7 @@ class Renderer:
         return self._finished(tokens, mask, tuple(sorted(spans)), last.message + 1)
 
     def _span(self, encoded: Encoded, answer: Answer) -> tuple[int, int] | None:
-        """Return the first token of an answer and the one behind it, None if those before it are not its prompt's."""
+        """Return the start and the end of an answer in tokens, or None if the tokens before it are not its prompt's."""
         start = len(answer.prompt)
         first = self._encoder.tokens_before(encoded, start)
         end = self._encoder.tokens_before(encoded, start + len(answer.text))

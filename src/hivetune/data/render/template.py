@@ -45,7 +45,7 @@ MEMORY_LIMIT_BYTES = 1 << 30
 MEMORY_AGE_S = 1.0
 ShownTurns = Sequence[Mapping[str, Any]]
 Returned = TypeVar("Returned")
-# After so many breaches of its limits a template is given up, else 1,000,000 rows would take weeks.
+# After this many breaches of its limits a template is given up, else 1,000,000 rows would take weeks.
 MAX_BREACHES = 5
 LOOP_FACTS = frozenset(("first", "last", "index", "index0", "length"))
 # `message.items` is the method, even if there is such a key.

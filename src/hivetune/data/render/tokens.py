@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 ID_BYTES = 4
 MAX_WORDS, MAX_WORD_CHARS = 1 << 15, 40  # about 200 bytes a word
-# In no match of these (Llama 3; Qwen 2 and 3) a space stands behind another character.
+# In no match of these (Llama 3; Qwen 2 and 3) a space follows another character.
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -57,7 +57,7 @@ class TextEncoder:
     def encode(self, text: str) -> Encoded:
         """Return the ids of a text and where control tokens cut it."""
         first, *found = self._control.split(text)
-        # A control token stays with the text behind it, whose white space it may take.
+        # A control token stays with the text after it, whose white space it may take.
         segments = [first, *map(add, found[::2], found[1::2])]
         ids = [self._of_segment(segment) for segment in segments]
         places = list(accumulate(map(len, segments), initial=0))
@@ -99,7 +99,7 @@ def as_ids(encoded: bytes) -> tuple[int, ...]:
 
 
 def _splits_words(tokenizer: Tokenizer) -> bool:
-    """Return whether a space behind another character always begins a piece."""
+    """Return whether a space after another character always begins a piece."""
     # No letter composes with a space in NFC.
     if _settings(tokenizer.normalizer).get("type", "NFC") != "NFC":
         return False
@@ -118,6 +118,6 @@ def _splits_words(tokenizer: Tokenizer) -> bool:
 
 
 def _settings(part: Any) -> Mapping[str, Any]:
-    """Return a part of a tokenizer as it stands in tokenizer.json, empty where it has none."""
+    """Return a part of a tokenizer as it is in tokenizer.json, empty where it has none."""
     settings: Mapping[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
     return settings

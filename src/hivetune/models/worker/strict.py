@@ -165,7 +165,7 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
         if not 1 <= settings[setting] <= linear.experts:
             raise _wrong(name, f"config.json says {setting} {settings[setting]}, of {linear.experts} experts")
     # A whole forward pass of shapes finds what building the model does not: heads that do not divide a width. Code that
-    # looks at values, which the meta device does not have, is no fault of the folder.
+    # looks at values, which the meta device does not have, is not the folder's fault.
     try:
         module(input_ids=torch.zeros(1, 4, dtype=torch.int64, device="meta"), use_cache=False)
     except Exception as error:  # noqa: BLE001 (as above)

@@ -87,7 +87,7 @@ class Segment:
 class Layout:
     """The work of one micro-batch. T tokens; E entries, each a flat row and the token that it must predict.
 
-    tokens, positions [T]: token ids, and where each stands in its document (for the rotation). rows, targets, counts
+    tokens, positions [T]: token ids, and the position of each in its document (for the rotation). rows, targets, counts
     [E], sorted by row: the entry's row of the flat sequence, the token, and the weights of the documents that have it
     trained. Its loss is multiplied by their sum (0: padding). owners: for each document the numbers of its entries.
     """

@@ -143,9 +143,9 @@ def make_plan(
 ) -> Plan:
     """Return a plan in which each epoch visits every row once in an order of its own; its last, smaller batch is kept.
 
-    A fraction of an epoch takes that share of its order, rounded up. `chunk_rows`: all epochs on so many rows are
-    finished before the next ones; learning rate schedule and optimizer state continue from chunk to chunk. Bad answers
-    are learned from in LESSON_STEPS more steps at the end, beside rows of `good` (see `_lesson_steps`).
+    A fraction of an epoch takes that share of its order, rounded up. `chunk_rows`: all epochs on this many rows are
+    finished before the next rows are begun; learning rate schedule and optimizer state continue from chunk to chunk.
+    Bad answers are learned from in LESSON_STEPS more steps at the end, beside rows of `good` (see `_lesson_steps`).
 
     Raises ValueError for a row without a trained token, whose step could not be divided by their number, and for
     settings that are not positive.
@@ -310,9 +310,8 @@ def append_amendment(run: Path, amendment: Amendment) -> None:
 def read_amendments(run: Path, known_rows: Collection[int] | None = None) -> list[Amendment]:
     """Read the amendments in order. `known_rows`: the rows of the plan; None: not checked.
 
-    Raises UsageError naming the line that is no amendment, or that names a row which the plan does not have: rows that
-    were taken out would be trained again.
-    """
+    Raises UsageError naming the line that is not an amendment, or that names a row which the plan does not have: rows
+    that were taken out would be trained again."""
     path = run / AMENDMENTS
     amendments = []
     for line, entry in enumerate(read_journal(path), 1):

@@ -48,7 +48,7 @@ def verified_choices(load: Callable[[Choices], LoraModel], documents: Sequence[D
         fast = answer(load(changes), documents)
         loss = float((fast.nll_B - truth.nll_B).abs().max())
         gradient = float((fast.grad_N - truth.grad_N).norm() / truth.grad_N.norm())
-        if loss <= LOSS[fast.dtype] and gradient <= GRADIENT[fast.dtype]:  # NaN is no agreement
+        if loss <= LOSS[fast.dtype] and gradient <= GRADIENT[fast.dtype]:  # NaN does not agree
             told = {"loss": loss, "gradient": gradient, "dtype": fast.dtype, "truth": truth_dtype}
             return replace(changes, agreement={**told, "instead_of": wrong})
         wrong = wrong or f"the fast path was {loss:.2g} nats a token and {gradient:.0%} of the gradient off"

@@ -45,7 +45,7 @@ class NotFinite(ArithmeticError):
 class Checkpoint:
     """The state that survives a death: a function of plan and step, with no clock, host or speed in it.
 
-    tensors: KIND -> PEFT name -> fp32. The generators of random numbers are no part of it: each step seeds them.
+    tensors: KIND -> PEFT name -> fp32. The random generators are not part of it: each step seeds them.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -68,7 +68,7 @@ def checkpoint_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     if bad := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
         raise NotFinite(f"step {step}: {len(bad)} of {len(tensors)} tensors are not finite, first {bad[0]}")
     whose = {"plan_sha256": checkpoint.plan_sha256, "settings_hash": checkpoint.settings_hash}
-    # run/checkpoints.py reads `step` and `best` without this module, so they stand at the top.
+    # run/checkpoints.py reads `step` and `best` without this module, so they are at the top.
     plain = {"schema": 1, **whose, **to_plain(checkpoint.loop)}
     text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
     return {TENSORS: safetensors.torch.save(tensors), STATE: text.encode()}
@@ -129,7 +129,7 @@ def save(session: Session, *, only_when_due: bool = False) -> None:
     started, step, plan = time.perf_counter(), session.state.step, session.plan
     tensors = {kind: same_views(flat_N, session.model.adapter) for kind, flat_N in _flat_state(session).items()}
     files = checkpoint_files(Checkpoint(tensors, plan.sha256, plan.settings_hash, session.state))
-    # The loop stands still meanwhile: 0.1 s in ten minutes on a usual disk (decision 0144).
+    # The loop waits meanwhile: 0.1 s in ten minutes on a usual disk (decision 0144).
     session.save_due_s = time.monotonic() + RETRY_S
     try:
         checkpoints.commit_within(session.folder, step, files)

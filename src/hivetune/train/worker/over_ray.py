@@ -120,7 +120,7 @@ def _reserve(ray: Any, need: Mapping[str, float]) -> tuple[list[RankPlacement], 
                 is_own = node["NodeID"] == own
                 room = min(int(node["Resources"].get(name, 0) // amount) for name, amount in need.items())
                 where = (node["NodeManagerHostname"], node["NodeManagerAddress"], node["NodeID"])
-                # Rank 0 is no task of Ray, but has one of its machine's devices.
+                # Rank 0 is not a task of Ray, but has one of its machine's devices.
                 seats += [RankPlacement(len(seats) + i, *where, i + is_own, is_own) for i in range(room - is_own)]
         if not seats:
             return [], None

@@ -124,7 +124,7 @@ def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
 
 
 def padded(document: Document) -> Document:
-    """Return the document with untrained tokens behind it, up to the next but one multiple of 64."""
+    """Return the document padded with untrained tokens to the multiple of 64 after the next one."""
     # Its shapes differ; in a causal model its loss and gradient do not.
     extra = 2 * PADDING - document.tokens_L.numel() % PADDING
     tokens_L = torch.cat([document.tokens_L, document.tokens_L[-1:].expand(extra)])

@@ -181,7 +181,7 @@ def with_recovery_changes(config: RunConfig, settled: Choices, changes: Choices)
 
 
 def _first_device() -> str:
-    """Return the first card that is no part of a processor, else the first card, else the processor."""
+    """Return the first card that is not part of a processor, else the first card, else the processor."""
     if not torch.cuda.is_available():
         return "cpu"
     cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]

@@ -37,7 +37,7 @@ from hivetune.train.worker.model.protocol import Document, halved
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
 RECOMPUTED_CHUNK_LOGITS = 32 << 20
 GENERAL_BUDGET_TOKENS = 2048
-# Two equal passes may differ by so many units of the dtype's precision.
+# Two equal passes may differ by this many units of the dtype's precision.
 ROUNDINGS = 16
 # Values that share a scale in NF4.
 BLOCK = 64

@@ -1,4 +1,4 @@
-"""Memory for operands of products: its content before it is written, and the slack behind it.
+"""Memory for operands of products: its content before it is written, and the slack after it.
 
 Libraries read past operands. So a slice is copied where its rows end inside a block, and on cards operands have slack
 behind them.
@@ -17,10 +17,10 @@ from torch import Tensor
 # the result (oneDNN issue 5717).
 INNER_BLOCK = 32
 # Rows and columns of the widest tile that a card's library reads at a time. Kernels for Radeon cards of gfx12 read an
-# operand that is 8 or 16 wide as if it were 64 wide, and fault where nothing is mapped behind it
+# operand that is 8 or 16 wide as if it were 64 wide, and fault where nothing is mapped after it
 # (ROCm/rocm-libraries#11714).
 TILE = 64
-# Where operands have slack behind them.
+# Where operands have slack after them.
 PADDED_DEVICES = frozenset({"cuda"})
 # For developers: memory that was allocated and not written is NaN, so that reading it shows on any machine.
 POISON_VARIABLE = "HIVETUNE_POISON"
@@ -47,7 +47,7 @@ def poison(memory: Tensor) -> Tensor:
 
 
 def memory_for(size_bytes: int, device: torch.device) -> Tensor:
-    """Return bytes that are not written yet; zero where kernels may read behind what will be written."""
+    """Return bytes that are not written yet; zero where kernels may read past what will be written."""
     memory_n = allocate(size_bytes, device)
     if device.type in PADDED_DEVICES:
         memory_n.zero_()
@@ -60,7 +60,7 @@ def allocate(size_bytes: int, device: torch.device) -> Tensor:
 
 
 def slack_values(shape: Sequence[int], device: torch.device) -> int:
-    """Return how many values to keep behind a matrix of this shape: to the end of its last row's tiles."""
+    """Return how many values to reserve after a matrix of this shape: to the end of its last row's tiles."""
     if device.type not in PADDED_DEVICES:
         return 0
     row_values: int = math.prod(shape[1:])
@@ -68,14 +68,14 @@ def slack_values(shape: Sequence[int], device: torch.device) -> int:
 
 
 def padded_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an operand of zeros, with its slack behind it."""
+    """Return an operand of zeros, with its slack after it."""
     values = math.prod(shape)
     size = (values + slack_values(shape, device)) * dtype.itemsize
     return memory_for(size, device)[: values * dtype.itemsize].view(dtype).view(shape).zero_()
 
 
 def left_factor(a_MK: Tensor) -> Tensor:
-    """Return `a_MK`, or a copy with zeros behind each row of a slice whose rows end inside a block of AMX."""
+    """Return `a_MK`, or a copy with zeros after each row of a slice whose rows end inside a block of AMX."""
     rows, inner = a_MK.shape
     missing = -inner % INNER_BLOCK
     whole = a_MK.dtype.itemsize != 2 or not missing or a_MK.device.type != "cpu"

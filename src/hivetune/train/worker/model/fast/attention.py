@@ -113,7 +113,7 @@ class NativeAttention:
 class SegmentBatch:
     """Segments of similar size. query_SQ, key_SK: flat token numbers; padding repeats token 0.
 
-    place_N: where the real queries stand among the S * Q; row_N: which flat row each of them is.
+    place_N: the positions of the real queries among the S * Q; row_N: which flat row each of them is.
     """
 
     query_SQ: Tensor
@@ -211,7 +211,7 @@ def segment_tables(layout: Layout) -> tuple[Tensor, ...]:
 
 
 def _class_tables(layout: Layout, numbers: Sequence[int], queries: int, keys: int) -> tuple[Tensor, ...]:
-    """Return the tables of segments that are computed with so many queries and keys each."""
+    """Return the tables of segments that are padded to `queries` and `keys` each."""
     query_SQ = torch.zeros(len(numbers), queries, dtype=torch.int64)
     key_SK = torch.zeros(len(numbers), keys, dtype=torch.int64)
     ago_SQK = torch.full((len(numbers), queries, keys), -1, dtype=torch.int32)

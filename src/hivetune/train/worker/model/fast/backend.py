@@ -17,7 +17,7 @@ from torch import Tensor
 from hivetune.train.worker.model.fast.kernels.build import library
 from hivetune.train.worker.model.fast.weights import Group
 
-ROWS = 512  # oneDNN's float32 product takes so many rows at a time
+ROWS = 512  # oneDNN's float32 product takes this many rows at a time
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 

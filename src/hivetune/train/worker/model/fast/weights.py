@@ -34,7 +34,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
-# Values of another precision are converted in pieces of so many. Below 2^15, torch's copy stays on the thread that
+# Values of another precision are converted in pieces of this many. Below 2^15, torch's copy stays on the thread that
 # calls it: the thread that reads streamed layers must not take those that compute.
 CONVERTED_VALUES = 1 << 14
 
