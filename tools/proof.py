@@ -5,7 +5,7 @@
 
 A result names the commit that it ran, and a hash of the code that it ran: the folders of the source that the proof
 names, and its tests. It is stale when that code has changed since, and only then. A proof that takes long keeps its
-work in HIVETUNE_PROOF_FOLDER until it has passed, so the same command continues; the folder's name has the hash of the
+work in HIVETUNE_PROOF_FOLDER until it has passed, so run it again to resume; the folder's name has the hash of the
 code, so work of other code is never counted.
 """
 

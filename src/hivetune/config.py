@@ -52,12 +52,12 @@ class Section(BaseModel):
 class DataConfig(Section):
     path: str | list[str] = Field(description="files, globs, folders (from the config's folder), '-' or 'store'")
     columns: dict[str, str] = setting({}, "map of prompt, completion, ... to the columns of your rows")
-    ignore: list[str] = setting([], "columns that are not read on purpose")
+    ignore: list[str] = setting([], "columns to leave unread")
     encoding: str | None = setting(
         None, "encoding of all files, such as cp1252; default: UTF-8, or their byte order mark"
     )
     max_rejected: float = setting(0.2, "maximum share of rejected rows; with more, the data is refused", ge=0, le=1)
-    validation: float = setting(0.1, "share of rows held out to choose the best step", ge=0, lt=1)
+    validation: float = setting(0.1, "share of rows held out to choose the best checkpoint", ge=0, lt=1)
     test: float = setting(0.1, "share of rows held out for the verdict", ge=0, lt=1)
 
     @field_validator("test")
@@ -67,7 +67,9 @@ class DataConfig(Section):
             raise ValueError("with data.validation it leaves no row to train on")
         return test
 
-    balance: Literal["none", "agent", "category"] = setting("none", "train equally many rows of each of these")
+    balance: Literal["none", "agent", "category"] = setting(
+        "none", "agent or category: train equally many rows of each value"
+    )
     system_prompts: dict[str, str] = setting({}, "system prompt of each agent, for rows without one")
     on_overlong: Literal["reject", "split", "cut"] = setting(
         "reject", "rows longer than max_length: reject, split before questions, or cut"
@@ -76,9 +78,9 @@ class DataConfig(Section):
         [], "train these rows too: failed, untrusted (text from tools or web pages), own_answers (nobody approved)"
     )
     on_private: Literal["redact", "reject", "keep"] = setting("redact", "what to do with secrets and personal data")
-    near_duplicates: float = setting(0.85, "Jaccard similarity from which rows count as duplicates; 0: off", ge=0, le=1)
-    max_rows: int | None = setting(None, "train on at most this many rows, drawn by their content", gt=0)
-    leave_out: str | None = setting(None, "file of rows to leave out, with their reasons; a cycle writes one")
+    near_duplicates: float = setting(0.85, "minimum Jaccard similarity of near duplicates; 0: off", ge=0, le=1)
+    max_rows: int | None = setting(None, "train on at most this many rows, chosen by a hash of their content", gt=0)
+    leave_out: str | None = setting(None, "file that names rows to leave out and why; a cycle writes it")
 
 
 class LearnConfig(Section):
@@ -113,8 +115,8 @@ class GateConfig(Section):
     loss_gain: float | None = setting(0.0, "minimum gain in nats per token, as a lower bound")
     success_gain: float | None = setting(None, "minimum gain in the share of correct answers")
     min_success: float | None = setting(None, "minimum share of correct answers", gt=0, le=1)
-    max_seconds: float | None = setting(None, "maximum mean time per answer", gt=0)
-    max_gb: float | None = setting(None, "largest peak memory", gt=0)
+    max_seconds: float | None = setting(None, "maximum mean time per answer, in seconds", gt=0)
+    max_gb: float | None = setting(None, "maximum peak memory, in GB", gt=0)
     tolerance: float = setting(0.02, "how much worse a required metric may be before the verdict is abort", ge=0)
 
 
@@ -124,34 +126,38 @@ class CycleConfig(Section):
     name: str | None = setting(None, "name of the release; required for a cycle")
     sources: list[str] = setting([], "sources to collect first, as for hivetune collect")
     after_rows: int = setting(200, "new groups of rows that start a cycle", gt=0)
-    window: str | None = setting(None, "hours for long work, such as 22:00-06:00")
+    window: str | None = setting(None, "time of day for long work, such as 22:00-06:00")
     hours: float | None = setting(None, "hours of training that a cycle may plan", gt=0)
     promote: Literal["auto", "ask"] = setting("auto", "ask: a person promotes a release that passed")
     by: Literal["agent", "category"] | None = setting(
-        None, "also train an adapter for each of these that has 200 rows; it is served where it is better"
+        None, "also train an adapter for each value with at least 200 rows; served if better than the shared one"
     )
     watch: float = setting(24.0, "hours for which a new champion is watched", ge=0, le=24 * 30)
     notify: list[str] = setting([], "program and arguments that get promotions and problems as JSON on standard input")
 
 
 class RunConfig(Section):
-    """One YAML file. The identity of a run is all of this but what `data/identity.py` leaves out."""
+    """The settings of one YAML file. All of them but those that data/identity.py leaves out identify a run."""
 
     model: str = Field(description="Hub id, folder, or smollm2-135m")
     data: DataConfig
-    template: dict[str, bool | int | float | str] = setting({}, "arguments of the template: {enable_thinking: false}")
+    template: dict[str, bool | int | float | str] = setting(
+        {}, "arguments of the chat template, such as {enable_thinking: false}"
+    )
     learn: LearnConfig = LearnConfig()
     method: Literal["lora", "qlora"] = setting(
         "lora", "lora, or qlora, which keeps the base in 4 bits: a quarter of its memory, slower"
     )
     lora: LoraConfig = LoraConfig()
-    max_length: int = setting(2048, "maximum tokens of a row", ge=8, le=MAX_TOKENS_A_ROW)
+    max_length: int = setting(2048, "maximum length of a row, in tokens", ge=8, le=MAX_TOKENS_A_ROW)
     batch_size: int = setting(16, "examples per optimizer step, the effective batch size", gt=0)
     epochs: float = setting(3, "passes over the training rows", gt=0, le=100_000)
     max_steps: int | None = setting(None, "stop after this many optimizer steps", gt=0)
-    learning_rate: float = setting(2e-4, "its peak; LoRA needs ten times the rate of full fine-tuning", gt=0)
+    learning_rate: float = setting(
+        2e-4, "peak learning rate; LoRA needs about ten times that of full fine-tuning", gt=0
+    )
     lr_schedule: Literal["cosine", "linear", "constant"] = setting("cosine", "decay of the rate after the warm-up")
-    warmup: float = setting(0.05, "warm-up: below 1 a share of the steps, else their number", ge=0)
+    warmup: float = setting(0.05, "length of the warm-up: below 1 a share of the steps, else a number of steps", ge=0)
     weight_decay: float = setting(0.0, "decoupled weight decay, as in AdamW", ge=0)
     clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", ge=0)
     validate_every: int | None = setting(None, "steps between validations; default: ten validations a run", gt=0)
@@ -159,14 +165,16 @@ class RunConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "precision; auto: bfloat16 where the machine computes it natively, else float32"
     )
-    device: str = setting("auto", "auto, cpu, cuda, cuda:1", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = setting(
+        "auto", "device to train on: auto, cpu, cuda or cuda:N (AMD cards too)", pattern=r"^(auto|cpu|cuda(:\d+)?)$"
+    )
     workers: Annotated[int | str | None, BeforeValidator(_known_workers)] = setting(
         None, "processes that share each step: a number, auto, or HOST:PORT of a cluster"
     )
-    seed: int = setting(0, "seed of row order, first adapter and dropout")
+    seed: int = setting(0, "seed of the row order, the initial adapter and dropout")
     output: str | None = setting(None, "folder of the run; default: runs/NAME-HASH in the home")
     report_to: list[ReportTarget] = setting([], "send figures during training: tensorboard, mlflow, trackio, wandb")
-    chunk_rows: int | None = setting(None, "finish all epochs on this many rows before the next", gt=0)
+    chunk_rows: int | None = setting(None, "train all epochs on this many rows, then on the next ones", gt=0)
     memory_share: float = setting(0.9, "maximum share of the device's memory to use", gt=0, le=1)
     allow: list[Literal["rank", "sample"]] = setting(
         [], "what recovery may change at last: rank (halves it), sample (skips every second row)"
@@ -242,7 +250,7 @@ def _plain(value: Any) -> Any:
 
 
 def written_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that were set."""
+    """Return the settings that the config sets, without those left at their default."""
     tree = config.model_dump(mode="json", exclude_unset=True)
     return {name: value for name, value in tree.items() if value != {}}
 

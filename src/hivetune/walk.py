@@ -1,6 +1,6 @@
-"""The walk, station by station: what Hivetune offers to Python programs, and what the commands call.
+"""The Python API: a function for each step from rows to a served model; the commands call the same functions.
 
-Each station takes frozen values and returns frozen values, prints nothing, and reports progress to a callback
+Each function takes and returns frozen values, prints nothing, and reports progress to a callback
 `progress(done, total)`, whose total is None while it is unknown. Errors are those of `hivetune.errors`; each has a
 message, a hint and an exit code. docs/python.md has a complete example.
 """

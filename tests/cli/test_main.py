@@ -138,7 +138,7 @@ def test_a_command_that_is_stopped_says_what_it_leaves_behind() -> None:
         out, err = waiting.communicate(timeout=30)
     error = json.loads(out)["error"]
     assert (waiting.returncode, error["type"]) == (128 + signal.SIGTERM, "Stopped")
-    assert "the same command continues" in error["hint"] and error["hint"] in err
+    assert "run it again to resume" in error["hint"] and error["hint"] in err
 
 
 @pytest.mark.slow

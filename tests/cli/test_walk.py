@@ -144,7 +144,7 @@ def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace, evaluati
         sent = time.monotonic()
         out, err = process.communicate(timeout=60)
     assert (process.returncode, time.monotonic() - sent < GRACE_S) == (130, True), err
-    assert "the same command continues" in json.loads(out)["error"]["hint"]
+    assert "run it again to resume" in json.loads(out)["error"]["hint"]
     assert not (place.run / EVALUATION).exists()
 
 

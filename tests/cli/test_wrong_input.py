@@ -67,7 +67,11 @@ WRONG = [
     ("train lost.yaml", 2, "rowz.jsonl does not exist"),
     ("train mine.yaml --set lora=3", 2, "'lora': Input should be a valid dictionary or instance of LoraConfig, got 3"),
     ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs, folders"),
-    ("train mine.yaml --set device=tpu", 2, "'device': choose one of: auto, cpu, cuda, cuda:1; got 'tpu'"),
+    (
+        "train mine.yaml --set device=tpu",
+        2,
+        "'device': choose one of: device to train on: auto, cpu, cuda or cuda:N (AMD cards too); got 'tpu'",
+    ),
     ("train mine.yaml --set lorra.r=8", 2, "--set lorra.r=8: unknown setting 'lorra', did you mean 'lora.r'?"),
     ("init rows.jsonl --set lora.r=x", 2, "--set lora.r=x: 'lora.r'"),
     ("init rowz.jsonl", 2, "rowz.jsonl does not exist"),

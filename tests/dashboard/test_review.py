@@ -127,7 +127,7 @@ def test_a_correction_is_a_row_to_train_and_keeps_the_answer_before(own_home: Pa
     assert row["messages"][-1] == {"role": "assistant", "content": "Three. Mail [EMAIL]"}
     assert row["rejected_answer"]["content"] == "four" and row["feedback"] == 1 and "answered_by" not in row
     for wrong in ("  ", ""):
-        with pytest.raises(UsageError, match="corrects nothing"):
+        with pytest.raises(UsageError, match="must not be empty"):
             act(identity, "correct", wrong)
 
 

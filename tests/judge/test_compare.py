@@ -183,7 +183,7 @@ def test_a_side_that_fails_half_way_is_asked_only_for_the_rest() -> None:
             ask_all_of(kept, FakeSide("", log, {7: Unanswered("gone")}))
         done = len(kept.answers)
     assert "failed again and again on f:7: gone" in raised.value.message
-    assert "the same command continues" in raised.value.hint and 0 < done < 12
+    assert "run it again to resume" in raised.value.hint and 0 < done < 12
     for left in (12 - done, 0):
         log.clear()
         with stored() as kept:

@@ -89,7 +89,7 @@ def test_what_a_run_names_stays_whatever_is_damaged_in_it(database: sqlite3.Conn
 def test_a_snapshot_that_came_into_use_while_a_person_was_asked_stays(database: sqlite3.Connection) -> None:
     (asked,) = (each for each in find_unused(database) if each.what == "snapshot")
     add_run(database, "{}")
-    with pytest.raises(UsageError, match="came into use"):
+    with pytest.raises(UsageError, match="is now in use"):
         delete(database, asked)
     assert (asked.path / "file").exists()
 

@@ -1,6 +1,6 @@
 """The database `hive.db`: interactions, runs, snapshots and releases in one SQLite file; hive.sql has its tables.
 
-In WAL mode readers never wait, and commits survive a power cut. A file that is empty, lacks a table or belongs to
+In WAL mode readers never wait, and commits survive a power failure. A file that is empty, lacks a table or belongs to
 another program is damaged. It is never taken for an empty store.
 """
 
@@ -59,7 +59,7 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def open_existing_database() -> Iterator[sqlite3.Connection]:
-    """Open `hive.db` to look at a home. One without it reads as an empty one, and a look does not make it."""
+    """Open `hive.db` for reading. A home without it reads as empty, and the file is not created."""
     if database_path().exists():
         database = open_database()
     else:
@@ -70,7 +70,8 @@ def open_existing_database() -> Iterator[sqlite3.Connection]:
 
 
 def open_to_read(path: Path | str, *, finished: bool = False) -> sqlite3.Connection:
-    """Connect to a database file that this process only reads. `finished`: nobody writes it any more, so no locks."""
+    """Connect to a database file that this process only reads. `finished`: nobody writes it any more, so it is read
+    without locks."""
     address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' * finished}"
     return sqlite3.connect(address, uri=True, timeout=30, isolation_level=None)
 
@@ -151,7 +152,8 @@ def _is_full(error: sqlite3.OperationalError) -> bool:
 
 
 def record_then_delete(note: Callable[[], None], free: Callable[[], _T]) -> _T:
-    """Record that something is removed, then free its space, and return the result of `free`."""
+    """Run `note`, which records a removal durably, then `free`, which deletes the files; return the result of
+    `free`."""
     try:
         note()  # first: a kill between the two leaves unnamed files, never a name without its files
     except (DoesNotFit, OSError) as error:  # a full disk has no room for the record; `free` checks whether it may

@@ -59,7 +59,7 @@ def stored_path(text: str) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk: what follows is not there after a power cut without it."""
+    """Flush a file, or the names in a folder, to the disk, so that it survives a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -69,7 +69,8 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that gets the name `path` when it is complete and on the disk, and goes if the block fails.
+    """Yield a temporary file that is renamed to `path` when the block ends, after fsync, and is deleted if the block
+    fails.
 
     Raise OSError that names `path`, since nobody knows the temporary name.
     """
@@ -149,7 +150,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below `folder`."""
+    """Return the total size in bytes of all files below `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -173,7 +174,7 @@ def write_manifest(folder: Path, extra: dict[str, Any] | None = None) -> None:
 
 
 def publish(work: Path, folder: Path, extra: dict[str, Any] | None = None) -> None:
-    """Give a complete folder its manifest and its name, in place of what is there."""
+    """Write the manifest of a complete folder and rename the folder to its final name, replacing an existing one."""
     write_manifest(work, extra)
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(work, folder)
@@ -298,9 +299,8 @@ def boot_id() -> str:
 
 @contextlib.contextmanager
 def scratch_folder(below: Path | None = None) -> Iterator[Path]:
-    """Yield a private folder, by default in a place whose path is short enough for a socket (107 bytes); it goes after
-    the block. Raise OSError, and UsageError if another user made the folder that contains it.
-    """
+    """Yield a private folder, by default where its path is short enough for a socket (107 bytes); it is deleted after
+    the block. Raise OSError, and UsageError if another user made the folder that contains it."""
     room = below or Path(tempfile.gettempdir(), f"hivetune-scratch-{os.geteuid()}")
     make_folder(room)
     status = room.lstat()

@@ -1,4 +1,4 @@
-"""Append-only journals in JSON Lines: one event per line, each written at once, readable after any crash.
+"""Append-only journals in JSON Lines: one event per line, written with one system call, readable after any crash.
 
 Each file has one writer. A torn last line, which a dead writer leaves, is ignored. A line that is not an event is read
 as the event `damaged`, so that readers continue and can count it."""
@@ -98,7 +98,7 @@ class Journal:
 
 @dataclass
 class JournalPlace:
-    """How far a journal was read."""
+    """The position up to which a journal was read."""
 
     offset: int = 0
     # The line that ends there. A journal may be replaced after a crash, and then has others at the same place.

@@ -19,7 +19,7 @@ _TO_DO = {
 
 
 def expanded(path: str | Path) -> Path:
-    """Return the path with `~` resolved; as it is where there is no such user, as of a file called ~rows.jsonl."""
+    """Return the path with `~` expanded, or unchanged if there is no such user (a file may be called ~rows.jsonl)."""
     return Path(os.path.expanduser(path))
 
 
@@ -42,7 +42,7 @@ def quoted(path: object) -> str:
 
 
 def path_hint(error: OSError, otherwise: str = "look at the path with ls") -> str:
-    """Return the hint for an error of a person's path."""
+    """Return the hint for an OSError on a path that a person gave."""
     return _TO_DO.get(error.errno or 0, otherwise)
 
 

@@ -25,7 +25,8 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[_T], value: Any) -> _T:
-    """Return a `kind` from the values of `to_plain`; fields with a default may be missing.
+    """Return an object of the dataclass `kind`, made from what `to_plain` returned; fields with a default may be
+    missing.
 
     Raise ValueError that names an unknown, missing or wrong field.
     """

@@ -1,1 +1,2 @@
-"""Did this answer succeed? Named checkers: of words, of structure, of code. docs/evaluate.md lists them."""
+"""Checkers, which decide whether an answer succeeds: by its words, its structure or its code. docs/evaluate.md lists
+them."""

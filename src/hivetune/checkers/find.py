@@ -86,7 +86,7 @@ def find_checker(checker: Arguments, where: str = "checker") -> Callable[[str, A
         if key == "name":
             continue
         if key not in kinds:
-            raise UsageError(f"{where} has no argument '{key}'", hint=hint)
+            raise UsageError(f"{where}: the checker takes no argument '{key}'", hint=hint)
         try:
             read[key] = from_plain(kinds[key], value)
         except ValueError:
@@ -100,7 +100,7 @@ def find_checker(checker: Arguments, where: str = "checker") -> Callable[[str, A
 
 
 def _problem(key: str, value: Any) -> str:
-    """Return why a value of the right type can't be used; empty where it can."""
+    """Return why an argument of the right type is invalid, or "" if it is valid."""
     if isinstance(value, tuple) and not (value and all(value)):
         return f"'{key}' must list at least one text, none of them empty"
     if key == "timeout_s" and not 0 < value <= MAX_TIMEOUT_S:
@@ -144,7 +144,7 @@ _SPACED = rf"[^\W{_UNSPACED}]"  # a character of a word that ends at a space
 
 
 def _found(answer: str, words: Sequence[str], whole_words: bool, ignore_case: bool) -> list[bool]:
-    """Return for each word whether it is there: 'int' is not in 'print' unless `whole_words` is False."""
+    """Return for each word whether the answer contains it; 'print' contains 'int' only if `whole_words` is False."""
     found = []
     for word in words:
         pattern = re.escape(word)

@@ -24,7 +24,7 @@ _LOOK_S = 0.1
 
 
 class TooSlow(Exception):
-    """It took longer than it may."""
+    """The program exceeded its time limit."""
 
 
 def run_sandboxed(command: Sequence[str], text: str, timeout_s: float) -> "subprocess.CompletedProcess[str]":
@@ -99,7 +99,7 @@ def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: i
 
 
 def _sandbox() -> list[str]:
-    """Return the beginning of a command inside bubblewrap. Raises MachineNotFit without it."""
+    """Return the bubblewrap command, to which the command to run is appended. Raises MachineNotFit without it."""
     # Namespaces of its own for files, processes, users and network; of the machine's files only the programs and
     # libraries, read-only; an empty folder in memory to write to.
     bwrap = shutil.which("bwrap")

@@ -1,1 +1,2 @@
-"""Arguments to one call. The only room that prints or chooses an exit code."""
+"""The command line: each command turns its arguments into one call. Only this package prints or chooses an exit
+code."""

@@ -30,11 +30,9 @@ ConfigArgument = Annotated[
 ModelOption = Annotated[str | None, Option("--model", "-m", metavar="M", help=_MODEL_HELP)]
 SetOption = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Override a setting of the config.")]
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="FIELD=COLUMN,...", help=_COLUMNS_HELP)]
-IgnoreOption = Annotated[
-    str | None, Option("--ignore", metavar="A,B,...", help="Columns that are not read on purpose.")
-]
+IgnoreOption = Annotated[str | None, Option("--ignore", metavar="A,B,...", help="Columns to leave unread.")]
 ReleaseArgument = Annotated[str, Argument(metavar="NAME@VERSION", help=_RELEASE_HELP)]
-ReasonOption = Annotated[str, Option("--reason", help="Reason, kept in the history.")]
+ReasonOption = Annotated[str, Option("--reason", help="Reason, which the history keeps.")]
 CaptureOption = Annotated[bool, Option("--capture", help="Save prompts and answers in the store.")]
 ThreadsOption = Annotated[int | None, Option(min=1, help="Number of CPU threads.")]
 
@@ -59,12 +57,12 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] = ())
         return load_config(path, overrides), path.stem
     if is_yaml:
         hint = f"to change its model: --set model={model}"
-        raise UsageError(f"--model {model} is for rows, but {config} is a config", hint=hint)
+        raise UsageError(f"--model goes with a file of rows, but {config} is a config", hint=hint)
     if model is None:  # given as --set model=...
         model = next((text.removeprefix("model=") for text in overrides if text.startswith("model=")), None)
     if model is None:
         hint = f"add --model smollm2-135m, or write a config: hivetune init {quoted(config)}"
-        raise UsageError(f"{config} holds rows, and no model is given", hint=hint)
+        raise UsageError(f"{config} holds rows, but no model is given", hint=hint)
     check_storable(config)  # its name goes into the settings, which are UTF-8
     settings = parse_config({"model": model, "data": {"path": config}}, "command line", overrides)
     say(
@@ -76,7 +74,7 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] = ())
 
 
 def model_folder(model: str, template: TemplateArguments | None = None) -> Path:
-    """Return the folder of a prepared model, with a progress bar if it has to be prepared first."""
+    """Return the folder of a prepared model, which is prepared first, with a progress bar, if it is missing."""
     if find_prepared(model, template) is None:
         say(f"preparing {model} and this machine's kernels, once per machine")  # a minute, of which nothing is counted
     with progress(f"preparing {model}") as report:

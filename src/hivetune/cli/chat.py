@@ -1,4 +1,4 @@
-"""The command `chat`: talk to a run, a release or a GGUF file."""
+"""The command `chat`: chat with a run, a release or a GGUF file."""
 
 import contextlib
 import importlib
@@ -27,14 +27,14 @@ NAME_HELP = "A run (name, folder or 'last'), a release or a GGUF file."
 def chat(
     name: Annotated[str, Argument(metavar="NAME", help=NAME_HELP)],
     capture: CaptureOption = False,
-    prompt: Annotated[str | None, Option(help="Ask this, print the answer and exit.")] = None,
+    prompt: Annotated[str | None, Option(help="Ask this prompt, print the answer and exit.")] = None,
     system: Annotated[str | None, Option(help="System prompt; default: the one of most training rows.")] = None,
     quant: Annotated[str, Option(help="Quantization of the exported model.")] = DEFAULT_QUANT,
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of an answer.")] = 512,
     temperature: Annotated[float, Option(min=0, help="Sampling temperature; 0: always the likeliest token.")] = 0.0,
     threads: ThreadsOption = None,
 ) -> None:
-    """Talk to a run, a release or a GGUF file through llama.cpp."""
+    """Chat with a run, a release or a GGUF file through llama.cpp."""
     if MODE.json and prompt is None:  # a conversation is not a single document
         raise UsageError("--json needs --prompt", hint="give --prompt TEXT, or leave out --json")
     if capture and prompt is not None:  # nobody could rate the answer

@@ -88,7 +88,7 @@ def measured_text(evaluation: dict[str, Any]) -> Iterator[str | Table]:
 
 
 def _answers_table(answers: Sequence[Mapping[str, Any]], first: str, second: str, title: str) -> Table:
-    """Return the first answers, before others those that only one of the two got right."""
+    """Return a table of the first answers; those that only one of the two models got right come first."""
     ordered = sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])[:SHOWN_ANSWERS]
     cells = [(short(row["prompt"]), _marked(row["base"]), _marked(row["tuned"])) for row in ordered]
     return Table(f"prompt {first} {second}", cells, f"{len(cells)} of {len(answers)} {title}")
@@ -114,7 +114,7 @@ def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
 
 
 def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return what to do after a verdict: what the open metrics lack, where they lack evidence."""
+    """Return the next step after a verdict, or, where evidence is lacking, how many more rows the open metrics need."""
     if verdict != "not-enough-evidence":
         return NEXT.get(verdict, "")
     # More rows do not help where success is required and no row has a checker.
@@ -130,7 +130,7 @@ def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
 
 
 def metrics_table(metrics: Sequence[Metric], first: str, second: str) -> Table:
-    """Return the metrics of an evaluation, each once, gains positive where the second side is better."""
+    """Return a table with one line per metric; gains are positive where the second side is better."""
     cells = [(*row[:-1], row[-1].replace("no", "NO")) for row in map(metric_cells, metrics)]
     return Table(f"metric {first} {second} gain interval_(95_%)=interval n required passed", cells)
 
@@ -141,9 +141,9 @@ SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file or http://HOST:POR
 def compare_sides(
     first: Annotated[str, Argument(metavar="A", help=SIDE_HELP)],
     second: Annotated[str, Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")],
-    rows: Annotated[list[str] | None, Option(metavar="DATA", help="Answer the rows of this file.")] = None,
+    rows: Annotated[list[str] | None, Option(metavar="DATA", help="File of rows to answer.")] = None,
     run: Annotated[
-        str | None, Option(metavar="RUN", help="Answer the held-out rows of this run; 'base' is its base model.")
+        str | None, Option(metavar="RUN", help="Run whose held-out rows are answered; 'base' is its base model.")
     ] = None,
     overrides: SetOption = None,
 ) -> None:

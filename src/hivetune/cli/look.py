@@ -48,7 +48,7 @@ def runs() -> None:
 def show_run(
     run: RunArgument,
     follow: Annotated[bool, Option("--follow", "-f", help="Follow the run until it ends.")] = False,
-    log: Annotated[bool, Option("--log", help="Print the end of its logs.")] = False,
+    log: Annotated[bool, Option("--log", help="Print the last lines of the run's logs.")] = False,
 ) -> None:
     """Show one run: state, losses, speed, and each fault with its remedy; or follow it, or print its log.
 
@@ -85,7 +85,7 @@ def _show_state(folder: Path) -> None:
 
 
 def _events_text(events: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each event, and below a fault what the machine had left, which hints at the cause."""
+    """Yield a line for each event, and below a fault the machine's free memory and load, which hint at the cause."""
     sample: dict[str, Any] = {}
     for entry in events:
         if text := event_text(entry):
@@ -135,7 +135,9 @@ def _follow(folder: Path) -> None:
 
 def rm(
     runs: Annotated[list[str] | None, Argument(metavar="RUN", help="Names or folders of runs, or 'last'.")] = None,
-    unused: Annotated[bool, Option("--unused", help="Delete what nothing needs and what can be made again.")] = False,
+    unused: Annotated[
+        bool, Option("--unused", help="Delete files that nothing uses and that can be made again.")
+    ] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete runs with their checkpoints and adapters; releases registered from them are kept.

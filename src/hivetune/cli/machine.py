@@ -48,7 +48,7 @@ def init(
     overrides: SetOption = None,
     out: Annotated[Path | None, Option(help="Config to write; default: NAME.yaml.")] = None,
 ) -> None:
-    """Look at rows and machine, and write a commented config that is ready to train."""
+    """Inspect your rows and this machine, and write a commented config that you can train with right away."""
     sources = rows or ["store"]
     refuse_read_once(sources)  # the rows are read three times: mapping, lengths, training
     source = real_path(sources[0])
@@ -93,9 +93,9 @@ def possible_columns(settings: RunConfig) -> dict[str, str] | None:
     present(f"{spelled(name)}: unknown layout; a possible mapping:", suggestion_text(line))
     if others:
         first = spelled(others[0])
-        say(f"a mapping holds for all files, and {first} needs none: give the others a config of their own")
+        say(f"a mapping applies to all files, but {first} needs none: use a separate config for the others")
         return None
-    say("it is written as a comment; choose another: --columns MAPPING")
+    say("the mapping is written as a comment; choose another: --columns MAPPING")
     return dict(line["columns"])
 
 
@@ -175,7 +175,7 @@ def fetch(model: Annotated[str, Argument(metavar="MODEL", help=FETCHED_HELP)]) -
 
 
 def doctor(
-    config: Annotated[Path | None, Option(help="Check what this config needs.")] = None,
+    config: Annotated[Path | None, Option(help="Config whose requirements are checked too.")] = None,
     env: Annotated[bool, Option("--env", help=ENV_HELP)] = False,
 ) -> None:
     """Check this machine and report what is wrong, with the command that fixes it.

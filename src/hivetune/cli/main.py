@@ -34,7 +34,7 @@ from hivetune.process.stop import handle_stop_signals
 # Of each section of the help its commands: the module below hivetune.cli, its function and one line.
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
     "Start": {
-        "init": ("machine", "init", "Look at rows and machine, and write a commented config."),
+        "init": ("machine", "init", "Inspect your rows and this machine, and write a commented config."),
         "demo": ("machine", "demo", "Run every step once on a small real model, in minutes."),
         "doctor": ("machine", "doctor", "Test this machine, and say what to fix."),
         "fetch": ("machine", "fetch", "Download and prepare a model."),
@@ -47,8 +47,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
         "forget": ("rows", "forget", "Delete a user, session, source or row from the store."),
     },
     "Train": {
-        "plan": ("train", "plan", "Predict memory, time and disk of a run."),
-        "train": ("train", "train", "Train an adapter, or continue its run."),
+        "plan": ("train", "plan", "Predict a run's memory, time and disk use."),
+        "train": ("train", "train", "Train an adapter, or resume its run."),
         "stop": ("train", "stop", "Stop a run after saving a checkpoint."),
         "bench": ("train", "bench", "Measure time, memory and losses of a config, over a grid."),
     },
@@ -66,15 +66,15 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
     "Serve": {
         "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
         "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
-        "chat": ("chat", "chat", "Talk to a run, a release or a GGUF file."),
+        "chat": ("chat", "chat", "Chat with a run, a release or a GGUF file."),
         "cycle": ("serve", "cycle", "Train, judge and promote whenever new rows arrive."),
     },
     "Look": {
         "status": ("status", "status", "Show what runs, what is served and what comes next."),
         "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
         "runs": ("look", "runs", "List runs, newest first."),
-        "show": ("look", "show_run", "Show one run: state, losses, faults, or its log; follow it."),
-        "rm": ("look", "rm", "Delete runs, or files that nothing needs."),
+        "show": ("look", "show_run", "Show a run's state, losses and faults, or its log; follow it with -f."),
+        "rm": ("look", "rm", "Delete runs, or files that nothing uses any more."),
     },
 }
 COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}
@@ -118,7 +118,7 @@ def main() -> None:
 def _fail(error: HivetuneError, name: str) -> NoReturn:
     """Print the error of a command, and exit."""
     if isinstance(error, Stopped) and name in CONTINUES and not error.hint:
-        hint = "finished work is kept; the same command continues"
+        hint = "finished work is kept; run it again to resume"
         error = Stopped(error.message, signal_number=error.signal_number, hint=hint)
     say(f"hivetune: {error}", style="red")
     try:
@@ -146,7 +146,7 @@ def _flush() -> None:
 
 
 def _close_stdout() -> None:
-    """Let the rest of the output go nowhere."""
+    """Redirect stdout to /dev/null, so that flushing at exit cannot fail."""
     # Else Python tries again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -161,7 +161,7 @@ class _Root(TyperGroup):
 
 
 def _app(current: str) -> typer.Typer:
-    """Return the commands as typer knows them; only the module of `current` is imported."""
+    """Return the typer application; only the module of the command `current` is imported."""
     app = typer.Typer(
         cls=_Root,
         add_completion=False,
@@ -209,7 +209,7 @@ def _unloaded() -> None:
 
 
 class _Signalled(SystemExit):
-    """SIGTERM or SIGHUP."""
+    """Raised by the handler of SIGTERM and SIGHUP; the exit code is 128 + the number of the signal."""
 
     # A SystemExit, so that `except Exception` does not catch it.
 

@@ -91,7 +91,7 @@ def moment(seconds: float) -> str:
 
 
 def parts(value: object, names: str) -> dict[str, Any]:
-    """Return the attributes `names`, which blanks separate, for a document."""
+    """Return the attributes of `value` that `names` lists (separated by blanks), as a JSON object."""
     return {name: getattr(value, name) for name in names.split()}
 
 
@@ -171,7 +171,7 @@ def _field(item: Any, key: str) -> Any:
 
 
 class Note(str):
-    """A line of an answer that belongs to stderr: what to do next, or what a reader of the data has no use for."""
+    """A line of an answer that goes to stderr, such as the next step, so that stdout holds only data."""
 
 
 # What is printed.
@@ -212,7 +212,7 @@ def emit(document: Any) -> None:
 
 
 def emit_until_stopped(document: Any) -> None:
-    """Print the document of a command that goes on until it is stopped: a stop adds no second one."""
+    """Print the document of a command that runs until it is stopped; stopping it prints no second document."""
     MODE.is_done = True  # first: who reads the document may stop the command at once
     emit(document)
 
@@ -351,7 +351,8 @@ FREE_SPACE = "free some space, then run the same command again"
 
 
 def explain(error: Exception) -> HivetuneError:
-    """Return what happened in words; the traceback of an unknown error is written to a file."""
+    """Return an exception as a HivetuneError with a message and a hint; the traceback of an unknown one is written to a
+    file."""
     from sqlite3 import DatabaseError
 
     from hivetune.base.disk import FULL_DISK, home

@@ -110,7 +110,9 @@ def check(
         list[str] | None, Argument(metavar="SRC", help="Files, folders, globs, '-' for standard input, or 'store'.")
     ] = None,
     model: Annotated[str | None, Option("--model", "-m", help="Also check with its chat template and tokens.")] = None,
-    config: Annotated[Path | None, Option("--config", "-c", help="Read settings of model and data from here.")] = None,
+    config: Annotated[
+        Path | None, Option("--config", "-c", help="Config to read the model and data settings from.")
+    ] = None,
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,
     overrides: SetOption = None,
@@ -180,7 +182,7 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
 
 
 def suggestion_text(line: Mapping[str, Any]) -> str:
-    """Return a mapping of columns, and the columns that it leaves out."""
+    """Return a suggested mapping as text: its columns, and those that it leaves out."""
     return f"  {line['line']}" + (f"   left out: {', '.join(line['left_out'])}" if line["left_out"] else "")
 
 
@@ -190,7 +192,7 @@ def _ends(text: str) -> str:
 
 
 def figures(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else people want to know of their rows, for `facts`, mostly by the names of the document."""
+    """Return further figures on the rows, for `facts`; most keys are those of the document."""
     lengths, trained = document["lengths"], document["trained_tokens"]
     # As texts: the keys of a mapping lose their underscores.
     answers = [f"{json.dumps(_ends(one['answer']), ensure_ascii=False)} {one['rows']:,}" for one in document["answers"]]
@@ -262,7 +264,9 @@ def forget(
     session: Annotated[str | None, Option(help="Delete all interactions of this session.")] = None,
     source: Annotated[str | None, Option(help="Delete all of this file, table (path#table) or stream.")] = None,
     row: Annotated[str | None, Option(help="Delete one interaction, by its id, and its copies.")] = None,
-    aside: Annotated[bool, Option("--set-aside", help="Keep it in the store, and out of later trainings.")] = False,
+    aside: Annotated[
+        bool, Option("--set-aside", help="Keep the rows in the store, but leave them out of later training.")
+    ] = False,
 ) -> None:
     """Delete a user, session, source or row from the store, and list the snapshots, runs and releases that hold it.
 

@@ -1,4 +1,4 @@
-"""The commands that go on until they are stopped: `serve` with its `clients`, and `cycle`."""
+"""The commands that run until they are stopped: `serve` with its `clients`, and `cycle`."""
 
 import re
 import time
@@ -28,14 +28,17 @@ CARD_HELP = "Offload to this card; use the CPU while a run trains on it."
 
 
 def serve(
-    names: Annotated[list[str] | None, Argument(metavar="NAME", help="Names to serve; default: all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        Argument(metavar="NAME", help="Names of releases to serve; default: all that have a champion."),
+    ] = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8642,
     allow_host: Annotated[list[str] | None, Option(help="Accept this Host header too, such as box:8642.")] = None,
     capture: CaptureOption = False,
     canary: Annotated[float, Option(min=0, max=1, help="Share of sessions answered by the candidate, 0 to 1.")] = 0.0,
-    slots: Annotated[int, Option(min=1, max=64, help="Number of answers at the same time.")] = 4,
-    context: Annotated[int, Option(min=256, help="Context of each answer in tokens.")] = 4096,
+    slots: Annotated[int, Option(min=1, max=64, help="Number of requests that are answered at the same time.")] = 4,
+    context: Annotated[int, Option(min=256, help="Context of each answer (prompt and answer), in tokens.")] = 4096,
     threads: ThreadsOption = None,
     card: Annotated[str, Option(metavar="cuda:N", help=CARD_HELP)] = "",
 ) -> None:
@@ -125,13 +128,12 @@ def cycle(
     name: Annotated[str | None, Argument(metavar="NAME", help="The loop to control; default: the only one.")] = None,
     overrides: SetOption = None,
     once: Annotated[bool, Option("--once", help="Exit when there is nothing to do.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done now, and why.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what the loop would do now, and why.")] = False,
 ) -> None:
     """Train, compare, promote and watch whenever new rows arrive, until stopped.
 
-    It may be stopped or killed at any time; the same command continues. Control a running loop with status, pause and
-    resume; `now` starts a cycle at the next new row.
-    """
+    It may be stopped or killed at any time; run the same command again to resume. Control a running loop with status,
+    pause and resume; `now` starts a cycle at the next new row."""
     if what in SPOKEN:
         if overrides or once or dry_run:
             raise UsageError(f"cycle {what} takes no options", hint="options belong to: hivetune cycle CONFIG")
@@ -166,7 +168,7 @@ _DOES = {"wait": "wait", "open": "begin a cycle", "continue": "continue the open
 
 
 def _look(config: RunConfig) -> None:
-    """Look once and show the decision; only a snapshot of the rows is written."""
+    """Print what the loop would do now (--dry-run); only a snapshot of the rows is written."""
     name = release_name(config)
     model_folder(config.model)  # rows are counted in its tokens
     document = look_document(look(config, name, RowsNow(), time.time()))

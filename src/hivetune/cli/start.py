@@ -1,5 +1,4 @@
-"""The first lines that run: a stop waits until somebody can answer it, and never prints the traceback of an unfinished
-import.
+"""The entry point, which blocks signals until `main` can handle them, so that Ctrl-C never interrupts an import.
 
 Nothing else is imported here: all the rest takes 0.2 s, in which people see a mistake in their line and press Ctrl-C.
 """

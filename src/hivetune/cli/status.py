@@ -1,6 +1,6 @@
 """The commands `status` (also `hivetune` alone) and `dashboard`, which shows the same in a browser.
 
-They stand apart because `status` is called often, and imports neither the settings nor the formats of rows.
+They have their own module because `status` runs often and must not import the settings or the formats of rows.
 """
 
 from typing import Annotated

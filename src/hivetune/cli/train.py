@@ -60,7 +60,7 @@ def plan(
     rows: Annotated[int | None, Option(min=1, help=ROWS_HELP)] = None,
     tokens: Annotated[int | None, Option(min=1, help=TOKENS_HELP)] = None,
 ) -> None:
-    """Predict memory, time and disk of a run, and what would fit instead. Needs no torch."""
+    """Predict a run's memory, time and disk use, and list alternatives that fit. Does not require torch."""
     if card is None and (cores is not None or memory is not None):
         hint = "for example --card zen4"
         raise UsageError("--cores and --memory describe another machine: give --card too", hint=hint)
@@ -89,7 +89,7 @@ def plan(
 
 
 def _of_several(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the line of one of several models."""
+    """Return the line of one model in the plan of several (`--model A --model B`)."""
     peak_bytes = document.get("memory", {}).get("peak_bytes")
     return {**document, "peak_bytes": peak_bytes, "disk_bytes": sum(document["disk_bytes"].values())}
 

@@ -1,1 +1,1 @@
-"""The cycle: new rows are trained on, judged, promoted and told, by one straight function (stations.py)."""
+"""The cycle: new rows are trained on, judged and promoted, by one straight function (stations.py)."""

@@ -1,4 +1,4 @@
-"""Whether a cycle's candidate replaces the champion. Pure: the same evaluations give the same verdict.
+"""The decision whether a cycle's candidate replaces the champion. Pure: the same evaluations give the same verdict.
 
     against the base       all that `gate` asks of a single run
     against the champion   better on the held-out rows, at the level that is left to the n-th look at this champion; not
@@ -84,7 +84,7 @@ def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
 
 
 def _against_champion(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
-    """Require any gain in the required metrics."""
+    """Require a gain above 0 over the champion in each required metric."""
     # Where the base model was upgraded since, losses are of other tokens, and answers decide.
     by_answers = (config.loss_gain is None and config.success_gain is not None) or _of_another_base(evaluation)
     loss_gain, success_gain = None if config.loss_gain is None else 0.0, 0.0 if by_answers else None
@@ -94,7 +94,7 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Gat
 
 
 def _on_fresh_rows(gain: Estimate | str) -> Verdict:
-    """Refuse a candidate that is significantly worse on what is new."""
+    """Refuse a candidate that is significantly worse than the champion on the new rows."""
     # It may know the older rows by heart. Nothing more is asked here: a few fresh rows decide nothing else.
     if isinstance(gain, str) or gain.interval is None:
         return Verdict("deploy", (), ())

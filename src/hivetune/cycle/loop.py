@@ -1,4 +1,4 @@
-"""The loop of the cycle: look, then open a cycle, continue the open one, or wait. One for each name."""
+"""The loop of the cycle, one for each name: check the rows, then open a cycle, continue the open one, or wait."""
 
 import errno
 import json
@@ -68,8 +68,8 @@ class Permission:
 
 @dataclass(frozen=True)
 class Look:
-    """What the loop saw, and what it does now, with its reason. `champion`: the release that is served, None before the
-    first."""
+    """The loop's decision (`do`), its reason, and the state that it rests on. `champion`: the release that is served,
+    None before the first."""
 
     do: Literal["wait", "open", "continue"]
     reason: str
@@ -83,7 +83,7 @@ class Look:
 
 
 def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Domain | None = None) -> Look:
-    """Return what the loop does next. Changes nothing but the snapshot of the rows, which is found or made. `before`:
+    """Return the loop's next action. Only the snapshot of the rows may be written. `before`:
     the rows of the last look. `domain`: its cycle is looked at, with those rows. Raises Busy and DoesNotFit where
     hive.db can't be used now, HivetuneError for a damaged champion."""
     leader = name if domain is None else domain.of

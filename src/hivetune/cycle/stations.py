@@ -93,7 +93,7 @@ class Work:
 
 
 def first_line(error: Exception) -> str:
-    """Return an error without its hint."""
+    """Return the first line of an error's message, without its hint."""
     return str(error).partition("\n")[0]
 
 

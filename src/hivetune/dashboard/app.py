@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class _Forged(HivetuneError):
-    """The form lacks the token of its page."""
+    """Raised for a form without the token of its page (cross-site request forgery)."""
 
 
 STATUSES: Mapping[type[Exception], int] = {_Forged: 403, NotDeployed: 409, Busy: 409, UsageError: 400, NotThere: 404}
@@ -171,7 +171,7 @@ def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
 
 
 def guarded_dashboard(listening: socket.socket) -> ASGIApp:
-    """Return everything that this server answers, behind the guard."""
+    """Return the whole ASGI application of this server, protected by the guard."""
     added = dashboard_addition()
     # A path that is not below the dashboard has no door, and is refused.
     hosts = own_hosts((HOST, "localhost"), listening.getsockname()[1])

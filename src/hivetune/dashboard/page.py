@@ -153,7 +153,7 @@ def is_token(value: str) -> bool:
 
 
 def is_equal(value: str, expected: str) -> bool:
-    """Compare in constant time."""
+    """Return whether two secrets are equal, compared in constant time."""
     # Nothing equals an empty value: there is no token yet.
     return bool(expected) and hmac.compare_digest(value.encode(), expected.encode())
 

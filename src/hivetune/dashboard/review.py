@@ -124,7 +124,7 @@ def _place(text: str) -> list[float | str]:
     try:
         rating, logprob, moment = map(float, numbers)
     except ValueError:
-        raise UsageError("the address names no place among the rows", hint="open the page Review again") from None
+        raise UsageError("the page address has an invalid position", hint="open the page Review again") from None
     return [rating, logprob, moment, identity]
 
 
@@ -244,7 +244,7 @@ def _stored(database: sqlite3.Connection, identity: str) -> tuple[dict[str, Any]
 
 
 def act_on_row(form: Mapping[str, str]) -> ReviewRow:
-    """Do what a form says, and return the row as it is now. Raises NotThere, UsageError."""
+    """Apply the action that a form names, and return the row as it is afterwards. Raises NotThere, UsageError."""
     with closing(open_database()) as database:
         if form.get("act") == "undo":
             number = form.get("number", "")

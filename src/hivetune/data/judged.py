@@ -76,7 +76,7 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
         turns = [{"role": "assistant", "content": answer}]
     if turns is None:
         if not asked:
-            raise RowRefused("pair-differs", "two answers, and no column with their question")
+            raise RowRefused("pair-differs", "there are two answers, but no column holds their question")
         return read_conversation({**base, **asked, "output" if "instruction" in asked else "completion": answer})
     if all(_speaker(turn) in _ANSWER_ROLES for turn in turns):
         if before is None and asked:  # the question is in other columns, read as if they had an answer

@@ -278,4 +278,4 @@ def check_columns(columns: Mapping[str, str]) -> None:
             where_of(column)
     if "role" in columns and "messages" not in columns and not is_turn_table(columns):
         hint = "add messages=COLUMN for a list of turns, or session=COLUMN and text=COLUMN for one turn a row"
-        raise UsageError("data.columns: role is of a turn, and messages is not mapped", hint=hint)
+        raise UsageError("data.columns: role belongs to a turn, but messages is not mapped", hint=hint)

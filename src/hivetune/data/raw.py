@@ -1,4 +1,4 @@
-"""A row as it came, and the file that it came from."""
+"""A row as it was read, before any check, and the file that it came from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

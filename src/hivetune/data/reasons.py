@@ -1,4 +1,4 @@
-"""Every reason for which a row is not used as it came: its severity, its meaning and what to do about it.
+"""Every reason why a row is not used unchanged: its severity, its meaning and what to do about it.
 
 This table is the only list. docs/data-checks.md is held equal to it by a test.
 """
@@ -95,8 +95,8 @@ _REJECT = {
     "empty-turn": ("the question or the answer is missing or has no text", "fill it in or delete the row"),
     "unsupported-content": ("the content is not text: image, audio, file", "keep the text parts only"),
     "bad-tool-call": (
-        "a tool call has no name, or its arguments are not a JSON object",
-        "write arguments as an object",
+        "a tool call lacks its name or its input, or its arguments are not a JSON object",
+        "complete the call in the log",
     ),
     "unread-outcome": (
         "the column that success is mapped to is neither yes nor no",

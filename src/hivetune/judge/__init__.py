@@ -1,1 +1,1 @@
-"""Base against tuned, paired, with intervals; and the verdict."""
+"""Evaluation: base and tuned model on the same rows, with confidence intervals, and the verdict."""

@@ -1,4 +1,4 @@
-"""Asking two sides: many prompts at once for their answers, a few alone and in turns for their times."""
+"""The answers of two sides: all prompts in parallel, and a few one at a time, both sides in turns, for their times."""
 
 import contextlib
 import hashlib
@@ -128,9 +128,11 @@ def _ask(
         )
     except Unanswered as error:
         message = f"{label} failed again and again on {prompt.info.source}: {error}"
-        raise MachineNotFit(message, hint="see that it answers; the same command continues") from None
+        raise MachineNotFit(message, hint="see that it answers; run it again to resume") from None
     except UsageError as error:
-        raise UsageError(f"{label} on {prompt.info.source}: {error.message}", hint=error.hint) from None
+        raise UsageError(
+            f"{label} refused the request for {prompt.info.source}: {error.message}", hint=error.hint
+        ) from None
 
 
 def time_in_turns(

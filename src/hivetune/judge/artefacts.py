@@ -1,4 +1,4 @@
-"""From the name of a side to what answers: files for llama.cpp, or a server's URL."""
+"""The sides of a comparison: from a name to the files for llama.cpp, or to a server's URL."""
 
 import contextlib
 import hashlib

@@ -64,7 +64,7 @@ def loss_rows(snapshot: Snapshot, sides: Sequence[Losses]) -> list[dict[str, Any
 
 
 def row_identity(info: RowInfo, group: str) -> dict[str, Any]:
-    """Return what eval.json says of a row besides what was measured."""
+    """Return the fields of eval.json that identify a row."""
     return {**{key: getattr(info, key) for key in ("row", "id", "source", "agent", "category")}, "group": group}
 
 

@@ -98,7 +98,7 @@ def jackknife(
 
 
 def time_ratio(base: Sequence[float], tuned: Sequence[float], groups: Sequence[Hashable]) -> Estimate:
-    """Return how often the time of `base` that of `tuned` is."""
+    """Return the ratio of the total time of `base` to that of `tuned`, with its interval."""
     # A ratio, since a busy machine slows both by a factor.
     return jackknife(by_group([base, tuned], groups), lambda sums: sums[1] / sums[0], positive=True)
 

@@ -275,7 +275,7 @@ def _kept(evaluation: Evaluation, _alpha: float) -> Reading:
 
 
 def _certain(value: float) -> Estimate:
-    """Return one number that was read, and not sampled."""
+    """Return an exact value, read and not sampled, as an estimate of zero width."""
     return Estimate(value, (value, value), 1, 0.0, least_units=1)
 
 
@@ -358,7 +358,7 @@ def level_text(level: float) -> str:
 
 
 def fact_text(metric: Metric) -> str:
-    """Return what was measured."""
+    """Return the measured values of a metric as text: both sides, gain and interval."""
     name, interval = metric.name, interval_text(metric)
     text = value_text(name, metric.tuned)
     if metric.gain is not None:

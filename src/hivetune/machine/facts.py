@@ -68,7 +68,7 @@ def is_met(when: Patterns, observed: Mapping[str, Any]) -> bool:
 
 
 def chip_has(gfx: str, key: str) -> Any:
-    """Return what is known by `key` of an architecture, None if nothing is."""
+    """Return the value of `key` for a gfx architecture, or None if it is unknown."""
     observed = {"gfx": gfx}
     return next((fact.more[key] for fact in facts("chip") if key in fact.more and is_met(fact.when, observed)), None)
 
@@ -117,7 +117,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Install:
-    """The torch for a card."""
+    """The build of torch for a card, and the Python versions that it needs."""
 
     requirement: str
     backend: str  # what uv calls it

@@ -60,7 +60,7 @@ def _as_gfx(version: str) -> str:
 
 @dataclass(frozen=True)
 class MachineFinding:
-    """One finding."""
+    """A finding about this machine, with its explanation and the command that fixes it."""
 
     id: str
     severity: Level  # fatal: training can't work; risk: results or runs are in danger
@@ -159,7 +159,7 @@ class Variable:
 
     @property
     def words(self) -> str:
-        """The change and its reason in words."""
+        """The change (set or unset) and its reason, as one sentence."""
         return f"{self.name}={self.value}: {self.why}" if self.value is not None else f"no {self.name}: {self.why}"
 
 
@@ -184,7 +184,7 @@ def advised_variables(look: Look, *, keep_set: bool = False) -> tuple[Variable, 
 
 
 def as_shell(variables: tuple[Variable, ...]) -> str:
-    """Return lines for a shell, each below its reason."""
+    """Return shell lines that set or unset the variables, each preceded by a comment with its reason."""
     lines = []
     for variable in variables:
         lines += [f"# {text}" for text in (variable.why, " ".join(variable.source)) if text]

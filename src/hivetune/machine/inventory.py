@@ -33,7 +33,7 @@ SMALL_CARD_BYTES = 2 << 30  # graphics in a processor have less
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as its driver reports it."""
+    """One GPU as its driver reports it; sizes in bytes."""
 
     kind: CardKind
     index: int  # among the maker's cards, as torch counts them if all are visible

@@ -58,20 +58,20 @@ class SeenCard:
 
     @property
     def name(self) -> str:
-        """The name such as "Radeon RX 7900 XTX, card 0 (gfx1100)"."""
+        """The display name, such as "Radeon RX 7900 XTX, card 0 (gfx1100)"."""
         architecture = f" ({self.card.architecture})" if self.card.architecture else ""
         return f"{self.card.name}, card {self.card.index}{architecture}"
 
     @property
     def observed(self) -> dict[str, str]:
-        """What facts are matched with: vendor, and gfx or capability."""
+        """The observations to match facts with: vendor, and gfx name or compute capability."""
         vendor, name = ("amd", "gfx") if self.card.kind == "rocm" else ("nvidia", "capability")
         return {"vendor": vendor, **({name: self.card.architecture} if self.card.architecture else {})}
 
 
 @dataclass(frozen=True)
 class Look:
-    """All that was read from the machine."""
+    """Everything that was read from the machine."""
 
     machine: Machine
     cards: tuple[SeenCard, ...]
@@ -97,7 +97,7 @@ HERE = Surroundings()
 
 
 def look(where: Surroundings = HERE) -> Look:
-    """Look at the machine now."""
+    """Read everything about the machine now."""
     environment = os.environ if where.environment is None else where.environment
     site = sys.path if where.site is None else list(where.site)
     installed = {name: found for name in PACKAGES if (found := _distribution(name, site))}

@@ -15,7 +15,7 @@ from hivetune.base.typed import from_plain, to_plain
 
 @dataclass(frozen=True)
 class Profile:
-    """What is known of one machine."""
+    """The rates, agreements and rungs recorded for one machine."""
 
     fingerprint: str
     # Model and precision -> operations a second of the steps of its last run.

@@ -1,1 +1,1 @@
-"""What is known of a model without torch: its prepared folder, its shapes, its families."""
+"""Models without torch: their prepared folders, shapes and families."""

@@ -111,7 +111,7 @@ def _digest(text: str) -> str:
 
 
 def display_name(model: str | Path) -> str:
-    """Return what people call a model: the name that a prepared folder was fetched with, or the last part of a path."""
+    """Return a model's display name: the name that it was fetched with, or the last part of a path."""
     folder = Path(model)
     if (folder / DESCRIPTION).exists():
         model = read_json(folder / DESCRIPTION).get("name", model)

@@ -1,4 +1,4 @@
-"""What can be compared: a side as it is named on the command line or in the config. Pure; nothing is opened here.
+"""The sides that can be compared, as the command line or the config names them. Pure; nothing is opened here.
 
 base                          the model that a run was trained on, without its adapter
 helpdesk@3, helpdesk@champion a release

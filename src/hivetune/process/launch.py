@@ -71,7 +71,7 @@ VARIABLE = "HIVETUNE_SUPERVISION"
 
 @dataclass(frozen=True)
 class Supervision:
-    """How patient a supervisor is."""
+    """The time limits and retry counts of a supervisor; times in seconds."""
 
     hang_factor: float = 5.0  # a step hangs after this many times its usual time
     hang_floor_s: float = 60.0  # but not before this

@@ -75,7 +75,7 @@ _REAP_S = 30.0  # a killed process that exists for longer is in an uninterruptib
 
 @dataclass
 class Child:
-    """A running task. Call `wait_beats`, which is its clock, until `ended`."""
+    """A running child process. Call `wait_beats` until `ended`: it also measures how long the child is silent."""
 
     process: "subprocess.Popen[bytes]"
     folder: Path
@@ -168,7 +168,7 @@ class Child:
             return file.read().decode("utf-8", "replace")
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for its end. Return whether it came."""
+        """Wait up to `seconds` for the child to end. Return whether it ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.ended

@@ -190,7 +190,7 @@ class ChildError:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a child."""
+    """How a child ended: its status, exit code, time in seconds, result and error."""
 
     status: Status
     returncode: int | None
@@ -201,7 +201,7 @@ class Outcome:
 
     @property
     def signal(self) -> int | None:
-        """The signal that killed it."""
+        """The number of the signal that killed the child, or None."""
         return -self.returncode if self.returncode is not None and self.returncode < 0 else None
 
     def check(self, title: str) -> Mapping[str, Any]:
@@ -224,7 +224,7 @@ class Outcome:
         raise errors.HivetuneError(message, hint=self.error.hint)
 
     def ending(self) -> str:
-        """Return how it ended, in words."""
+        """Return how the child ended, as a phrase for messages."""
         if self.status == "hung":
             return f"gave no sign of life for too long and was killed after {self.seconds:.0f} s"
         if self.signal is not None:

@@ -17,9 +17,8 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 def handle_stop_signals(handler: Handler, numbers: Sequence[int] = NUMBERS) -> dict[int, Any]:
-    """Let `handler` handle these signals, and return the handlers before. SIGHUP stays ignored where it is: who starts
-    a command with nohup and closes the terminal wants it to go on.
-    """
+    """Let `handler` handle these signals, and return the previous handlers by signal. SIGHUP stays ignored where it is:
+    who starts a command with nohup and closes the terminal wants it to go on."""
     taken = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in taken}
 
@@ -38,7 +37,7 @@ class StopRequest:
 
     @property
     def count(self) -> int:
-        """The number of requests."""
+        """The number of stop requests so far, signals and those of `ends`."""
         return max(self._signals, self._ends())
 
     def request(self, number: int, frame: FrameType | None = None) -> None:

@@ -54,7 +54,7 @@ LOADED_BY: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """An export. `path`: the file for GGUF, else the folder. `made`: it was written now."""
+    """An export. `path`: the file for GGUF, else the folder. `made`: written now, not found from an earlier export."""
 
     to: str
     path: Path

@@ -1,4 +1,4 @@
-"""Finds what nothing in a home needs any more, says how much space it takes, and deletes it."""
+"""The search for files that nothing in a home needs any more, with their sizes, and their deletion."""
 
 import os
 import shutil
@@ -50,7 +50,8 @@ def find_unused(database: sqlite3.Connection) -> list[Unused]:
 
 # It works on a full disk, where it is needed most: without room for the note the space is freed first.
 def delete(database: sqlite3.Connection, unused: Unused) -> None:
-    """Delete one of `find_unused`. Raises Busy when a process holds its run, UsageError when it came into use."""
+    """Delete an entry that `find_unused` returned. Raises Busy when a process holds its run, UsageError when it came
+    into use."""
     if unused.what == "checkpoints":
         run = unused.path.parent
         with lock_run(run):
@@ -62,7 +63,7 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
         registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
         if unused.path not in _unused_snapshots(database):
-            raise UsageError(f"{unused.path} came into use", hint="run it again: hivetune rm --unused")
+            raise UsageError(f"{unused.path} is now in use", hint="run it again: hivetune rm --unused")
         record_then_delete(lambda: _forget_path(database, "snapshots", unused.path), lambda: shutil.rmtree(unused.path))
     elif unused.path.is_dir():
         shutil.rmtree(unused.path)

@@ -100,7 +100,8 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
 
 
 def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
-    """Write both, without `cycle.notify`: the command may hold a secret address, and releases copy this file."""
+    """Write settings and choices to config.resolved.yaml, without `cycle.notify`: the command may hold a secret
+    address, and releases copy this file."""
     tree = {"config": config.model_dump(mode="json", exclude={"cycle": {"notify"}}), "choices": choices.made()}
     write_atomic(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode())
 

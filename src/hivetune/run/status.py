@@ -1,6 +1,6 @@
-"""The runs: the search for one by folder, name, beginning of a name or `last`, and the status of each.
+"""The runs of a home: the lookup by folder, name, prefix of a name or `last`, and the status of each.
 
-A status is read from the files of a run alone, so that it is there during the run and after a crash.
+A status is read from the run's files alone, so it is available during the run and after a crash.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ LAST = "last"
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of one run."""
+    """The status of one run; `left_s` is the estimated remaining time in seconds."""
 
     run: Path
     name: str
@@ -183,7 +183,8 @@ def refuse_older_adapter(run: Path) -> None:
 
 
 def lock_run(run: Path) -> AbstractContextManager[None]:
-    """Return the lock of a run folder, which its writer holds. Raises Busy and UsageError as `lock`."""
+    """Return the lock of a run folder as a context manager; whoever writes the folder holds it. Raises Busy and
+    UsageError as `lock`."""
     return lock(run, hint=f"wait for it, or stop it with: hivetune stop {quoted(run)}")
 
 
@@ -250,7 +251,7 @@ def event_text(entry: Mapping[str, Any]) -> str:
 
 
 def find_run(name: str, or_else: str = "") -> Path:
-    """Return the folder of a run by path, name, unique beginning of a name, or `last`: the newest, one of a cycle only
+    """Return the folder of a run by path, name, unique prefix of a name, or `last`: the newest, one of a cycle only
     where there is no other.
 
     `or_else` is what else the name could mean, for the message. Raise UsageError that names similar runs.

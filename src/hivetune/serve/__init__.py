@@ -1,1 +1,1 @@
-"""The exported model behind a server, and a chat with it."""
+"""Serving: the gateway in front of llama.cpp, its APIs, and the chat in a terminal."""

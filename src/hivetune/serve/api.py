@@ -396,7 +396,7 @@ async def _raw_body(http: HttpRequest) -> bytes:
             if len(body) > LIMIT_BYTES:
                 raise TooLarge(f"a request holds at most {LIMIT_BYTES:,} bytes")
     except ClientDisconnect:
-        raise UsageError("the client went away") from None
+        raise UsageError("the client disconnected") from None
     return bytes(body)
 
 

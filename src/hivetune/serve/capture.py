@@ -92,7 +92,7 @@ class Capture:
             raise MachineNotFit("it can't be stored now", hint="try again later; /health says what is wrong") from None
 
     def close(self) -> None:
-        """Write what waits, then end."""
+        """Write the queued entries, then end the thread."""
         self._thread.submit(self._close)
         self._thread.shutdown()
 
@@ -200,7 +200,7 @@ def correct_row(row: Mapping[str, Any], correction: str) -> dict[str, Any]:
     if not isinstance(messages, list) or not messages or messages[-1].get("role", "assistant") != "assistant":
         raise UsageError("this row does not end with an answer, so there is nothing to correct")
     if not correction.strip():
-        raise UsageError("an empty text corrects nothing")
+        raise UsageError("a correction must not be empty")
     kept = {key: value for key, value in row.items() if key not in _OF_THE_ANSWER}
     kept.setdefault("rejected_answer", messages[-1])
     answer = {"role": "assistant", "content": _clean(correction)}

@@ -31,7 +31,7 @@ _RATINGS: Mapping[str, Rating] = {"+": "up", "-": "down"}
 
 
 class Voice(NamedTuple):
-    """One who answers: a GGUF model, alone or with an adapter, and the label that is shown and stored. `run`,
+    """A model in a chat: a GGUF file, alone or with an adapter, and the label that is shown and stored. `run`,
     `release`: what it was made of, where that is known."""
 
     label: str

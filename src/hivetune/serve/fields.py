@@ -117,7 +117,7 @@ def _an_object(arguments: str) -> str:
         is_object = False
     # llama.cpp would answer 500, as if the release had failed.
     if not is_object:
-        raise ValueError("the arguments of a call are a JSON object")
+        raise ValueError("the arguments of a call must be a JSON object")
     return text
 
 
@@ -242,14 +242,14 @@ def checked_fields(fields: Api, body: Mapping[str, Any]) -> dict[str, Any]:
         # Of the branches of a union the one that came farthest is what was meant.
         wrong = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
         unknown = wrong["type"] == "extra_forbidden"
-        reason = "no field of this API" if unknown else wrong["msg"].removeprefix("Value error, ")
+        reason = "is not a field of this API" if unknown else wrong["msg"].removeprefix("Value error, ")
         # A path such as `messages[0].content`, without the names of the types that pydantic tried.
         parts = [part for part in wrong["loc"] if isinstance(part, int) or not _GENERIC.match(part)]
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
         raise FieldRefused(path.lstrip("."), reason) from None
     for number, turn in enumerate(sent.get("messages", ())):
         if "content" not in turn and not turn.get("tool_calls"):
-            raise FieldRefused(f"messages[{number}].content", "a message has a content or tool_calls")
+            raise FieldRefused(f"messages[{number}].content", "a message must have content or tool_calls")
     choice = sent.get("tool_choice")
     # llama.cpp takes it for "auto".
     if isinstance(choice, dict):

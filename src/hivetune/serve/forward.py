@@ -38,7 +38,7 @@ Piece = tuple[dict[str, Any], list[tuple[Block, str]]]
 
 
 class Broken(HivetuneError):
-    """The model server was lost in the middle of an answer, or answered nonsense."""
+    """The connection to the model server broke in the middle of an answer, or its answer was invalid."""
 
 
 class Refused(UsageError):

@@ -110,7 +110,7 @@ class Said:
 
 @dataclass(eq=False)
 class Request:
-    """A request, and what becomes of it."""
+    """A request with its state: release, answer, and whether it was captured."""
 
     dialect: "Dialect"
     # As it was sent, and checked (fields.py).
@@ -138,7 +138,7 @@ class Request:
 
     @property
     def owner(self) -> str:
-        """Return whose session it is."""
+        """Return the client and session that a request belongs to, as one key."""
         # Those of two clients are different, whatever their names are.
         return f"{self.client}\0{self.session or self.id}"
 
@@ -189,7 +189,7 @@ Recall = Callable[[str], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Dialect:
-    """An API of the gateway."""
+    """An API that the gateway speaks: its path, its reader of requests and its writer of answers."""
 
     path: str
     # The field that holds what is asked.

@@ -1,4 +1,5 @@
-"""What should be served, and which release a request's `model` means. All of it comes from the registry.
+"""The routing: which releases should be served, and which one a request's `model` means. All of it comes from the
+registry.
 
 One base model is served with its adapters: of each name the champion, the one before it and the candidate.
 """
@@ -61,7 +62,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What should be served: nothing where `deployment` is None."""
+    """The releases that should be served; nothing where `deployment` is None."""
 
     deployment: Deployment | None = None
     # By name; the champions that are domains of others' names, too.
@@ -153,7 +154,7 @@ def adapter_of(release: Release, base: tuple[str, str] | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Routes:
-    """What a request can name."""
+    """The names that a request's `model` may have, and the release that each means."""
 
     wanted: Wanted = field(default_factory=Wanted)
     # The base that is loaded, or "".

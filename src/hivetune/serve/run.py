@@ -183,7 +183,7 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
 
 
 class Registry:
-    """What should be served and watched, read again when hive.db changed or `READ_AGAIN_S` later."""
+    """The releases to serve and to watch, read again when hive.db changed or `READ_AGAIN_S` later."""
 
     def __init__(self, settings: GatewaySettings, watch: Watch):
         self._settings, self._watch = settings, watch

@@ -1,4 +1,5 @@
-"""Which waiting requests start on a model server: one adapter at a time, each client in its turn. Pure: no clock."""
+"""Which waiting requests start on a model server: one adapter at a time, each client in its turn. Pure: times are
+arguments."""
 
 import math
 from collections import Counter

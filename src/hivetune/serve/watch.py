@@ -144,7 +144,7 @@ class Watch:
             self.watches[label] = Watched(before, usual, replace(own))
 
     def answered(self, label: str, *, error: bool) -> None:
-        """Count an answer."""
+        """Count an answer of the release `label`, and whether it failed."""
         tally = self.tallies.setdefault(label, Counts())
         tally.answers += 1
         tally.errors += error
@@ -163,7 +163,7 @@ class Watch:
         self._look(label, "complaints")
 
     def _look(self, label: str, kind: Kind) -> None:
-        """Ask for a rollback where the alarm is raised."""
+        """Ask for a rollback if the alarm of this kind is raised."""
         watched = self.watches.get(label)
         if watched is None or label in self._raised:
             return

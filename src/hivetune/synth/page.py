@@ -13,12 +13,12 @@ _OPTION = re.compile(r"(?<![\w/.+@-])(--[A-Za-z0-9][\w.-]*\w|--[A-Za-z]|-[A-Za-z
 
 
 class NotUnderstood(Exception):
-    """A page without anything to ask about, with the reason."""
+    """Raised, with the reason, for a page from which no question can be made."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocEntry:
-    """One thing that a page documents."""
+    """An option, command, setting, function or class that a page documents."""
 
     kind: EntryKind
     names: tuple[str, ...]  # "-n", "--lines"
@@ -37,7 +37,7 @@ class DocPassage:
 
 @dataclass(frozen=True)
 class DocPage:
-    """A page as it was understood."""
+    """A parsed page of documentation."""
 
     label: str  # how it is cited, as systemctl(1)
     path: Path

@@ -1,4 +1,4 @@
-"""Questions about a page, of five kinds, with what answers them.
+"""Questions about a page, of five kinds, with their answers.
 
 meaning: what does this do or say? which: what does this? command: how is it called? mistake: what is wrong with this
 misspelled option? fact: a question that a person wrote into a pack.

@@ -192,9 +192,8 @@ class DraftCheck:
         self._asked: set[tuple[str, str]] = set()
 
     def reason_against(self, draft: Draft, page: DocPage) -> str | None:
-        """Return the first reason against a draft, or None; then it counts as asked. Raises MachineNotFit without
-        bash.
-        """
+        """Return the first reason to reject a draft, or None; then the draft counts as asked. Raises MachineNotFit
+        without bash."""
         text = f"{draft.question} {draft.answer}"
         asked = draft.kind, " ".join(draft.passage.split())
         fits = MIN_ANSWER_CHARS <= len(draft.answer.strip()) <= MAX_ANSWER_CHARS

@@ -73,7 +73,7 @@ def zeros_inside(data: bytes) -> bytes:
 # What a file is called, its content, and words of the refusal.
 DAMAGED: list[tuple[str, Callable[[], bytes], str]] = [
     *(
-        ("rows.json", lambda change=change: broken_row(change), r"rows\.json:[56] is no JSON")
+        ("rows.json", lambda change=change: broken_row(change), r"rows\.json:[56] is not valid JSON")
         for change in (
             lambda text: text[:-1],
             lambda text: text.replace('"question', "question", 1),
@@ -84,15 +84,19 @@ DAMAGED: list[tuple[str, Callable[[], bytes], str]] = [
         )
     ),
     *(
-        ("rows.json", lambda rest=rest: (LISTED + rest).encode(), "is no JSON")
+        ("rows.json", lambda rest=rest: (LISTED + rest).encode(), "is not valid JSON")
         for rest in ("", ", 5", "] [", '], {"prompt": "a", "completion": "b"}', "] oops")
     ),
     *(
-        ("rows.json", lambda rest=rest: ('{\n "data": ' + LISTED + rest).encode(), "is no JSON")
+        ("rows.json", lambda rest=rest: ('{\n "data": ' + LISTED + rest).encode(), "is not valid JSON")
         for rest in ("]", "]} {", '], "more": [{"prompt": "a"}]}', '], "more": {"rows": [1]}}')
     ),
     *(
-        ("rows.csv", lambda line=line: f"prompt,completion\nq,a\n{line}\nq2,a2\n".encode(), r"rows\.csv:3 is no CSV")
+        (
+            "rows.csv",
+            lambda line=line: f"prompt,completion\nq,a\n{line}\nq2,a2\n".encode(),
+            r"rows\.csv:3 is not valid CSV",
+        )
         for line in ('"open,b', '"a" b,c')
     ),
     ("rows.csv", lambda: b"answer,question,answer\n1,2,3\n", "two columns are called 'answer'"),

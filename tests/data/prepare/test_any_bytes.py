@@ -91,7 +91,7 @@ def test_a_file_cut_anywhere_loses_no_row_in_silence(cut: int, suffix: str, tmp_
     try:
         report = check(DataConfig(path=str(path)))
     except DataRefused as refused:
-        assert "is damaged" in refused.message or "is no JSON" in refused.message
+        assert "is damaged" in refused.message or "is not valid JSON" in refused.message
     else:
         assert adds_up(report)
         assert not data or report.usable == 50 or suffix == ".csv"  # cut between two rows it is a whole table

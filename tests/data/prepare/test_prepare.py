@@ -147,7 +147,7 @@ def test_a_dead_worker_is_an_error_that_names_its_place(
     monkeypatch.setattr(module, "num_workers", lambda: 2)
     broken = tmp_path / "model"
     broken.mkdir()
-    with pytest.raises(Exception, match=r"(?s)died.*is not whole"):
+    with pytest.raises(Exception, match=r"(?s)died.*is incomplete"):
         check(DataConfig(path=str(write_rows(rows(400)))), model_folder=broken)
 
 

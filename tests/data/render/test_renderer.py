@@ -177,7 +177,7 @@ def test_a_template_can_not_reach_outside(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not whole: tokenizer"):
+    with pytest.raises(UsageError, match="is incomplete: tokenizer"):
         load_renderer(tmp_path)
     make_model(tmp_path, " ")
     with pytest.raises(UsageError, match="no chat template"):

@@ -1,1 +1,1 @@
-"""Which kind of file holds the rows, and how each kind becomes numbered lines."""
+"""The files that hold rows: their kinds, and how each kind is read as numbered rows."""

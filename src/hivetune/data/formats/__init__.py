@@ -177,7 +177,7 @@ def read_conversation(row: Row) -> Conversation:
         if (conversation := form.read(row)) is not None:
             return conversation
     if "custom_id" in row:
-        raise RowRefused("unknown-layout", "half of a batch: join each `body` to its `response`")
+        raise RowRefused("unknown-layout", "one half of a batch: join each request's `body` with its `response`")
     speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), None)
     spoken = next((name for name in SPOKEN if isinstance(row.get(name), str | list)), None)
     if speaker and spoken:

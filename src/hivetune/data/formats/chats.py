@@ -80,7 +80,7 @@ def _chat(
     """Return the conversation from the root of a tree to `leaf`. An answer of which a part has no weight has none."""
     path = path_to(leaf, parents)
     if leaf in parents and not path:
-        raise RowRefused("wrong-type", "the messages' parents go in a circle")
+        raise RowRefused("wrong-type", "the messages' parents form a cycle")
     turns, changed = read_turns((nodes[key] for key in path), read, to_media=True)
     messages: list[Message] = []
     for role, turn in itertools.groupby(turns, lambda message: message.role):

@@ -39,7 +39,7 @@ def _address(source: str) -> tuple[str, str, list[str]]:
     credentials, at, hosts = parts.netloc.rpartition("@")
     nodes = hosts.split(",")
     if len(nodes) > 1 and not cluster:
-        raise UsageError(f"{scheme}:// takes one host", hint="several nodes: redis+cluster://HOST:PORT,HOST:PORT")
+        raise UsageError(f"{scheme}:// takes one host", hint="for a cluster, use redis+cluster://HOST:PORT,HOST:PORT")
     given = [pair for pair in urllib.parse.parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in OPTIONS]
     place = credentials + at + nodes[0]
     url = urllib.parse.urlunsplit((scheme, place, parts.path, urllib.parse.urlencode(given), ""))

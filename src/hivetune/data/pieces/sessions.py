@@ -170,7 +170,7 @@ def read_session(row: Row) -> Conversation:
     answered = [m for m in with_system(read, row.get("system")) if not is_lone_thought(m, silent=name in _AGENTS)]
     question = next((i for i, message in enumerate(answered) if message.role == "user"), None)
     if question is None:
-        raise RowRefused("earlier-turns-missing", "nobody asks here: give the session's beginning too")
+        raise RowRefused("earlier-turns-missing", "the session has no question: include its beginning")
     # Results in front of the first question belong to calls that stand elsewhere.
     messages = [message for i, message in enumerate(answered) if i >= question or message.role != "tool"]
     # A file of others may have such a field too: only reasons are believed.

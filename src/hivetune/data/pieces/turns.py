@@ -62,7 +62,7 @@ def read_call(call: Any) -> Mapping[str, Any]:
         arguments = {"input": str(one_of(function, "input") or "")}
     arguments = {} if arguments in (None, "") else arguments
     if not isinstance(arguments, dict):
-        raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are no JSON object")
+        raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are not a JSON object")
     call_id = one_of(call, "call_id", "id", "callId", "tool_call_id") or one_of(function, "id")
     plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {**plain, "id": str(call_id)} if isinstance(call_id, str | int) and call_id else plain

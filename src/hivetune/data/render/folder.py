@@ -43,7 +43,7 @@ def load_renderer(model_folder: Path, name: str = "") -> Renderer:
         templates = _templates(model_folder, settings.get("chat_template"))
     except (OSError, ValueError) as error:
         reason = f"{Path(error.filename).name} is missing" if isinstance(error, FileNotFoundError) else error
-        raise UsageError(f"{model} is not whole: {reason}", hint=whole) from None
+        raise UsageError(f"{model} is incomplete: {reason}", hint=whole) from None
     except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
         raise UsageError(f"{model}: tokenizer.json can't be read: {error}", hint=whole) from None
     if "default" not in templates:
@@ -152,7 +152,7 @@ def _check_end(folder: Path, eos_ids: list[int], name: str) -> None:
         rendered = renderer.render(sample)[-1]
     except RenderError as error:
         raise UsageError(
-            f"model {name}: its chat template can't write a question and its answer: {error.hint or error.reason}",
+            f"model {name}: its chat template can't render a question and its answer: {error.hint or error.reason}",
             hint=f"use the {TEMPLATE} and the tokenizer of the model's publisher",
         ) from None
     written = rendered.tokens[rendered.trained.rindex(1)]

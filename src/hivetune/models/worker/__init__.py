@@ -1,1 +1,1 @@
-"""Prepares models, checks them, and converts them from one file format into another."""
+"""Tasks that run in a child process: prepare, check and convert models."""

@@ -70,7 +70,7 @@ def _refuse_open_token() -> None:
     if "authorization" in build_hf_headers() and address.scheme != "https" and address.hostname not in _LOOPBACK:
         raise UsageError(
             f"HF_ENDPOINT is {constants.ENDPOINT}: without https others can read your token",
-            hint="use https, or do without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
+            hint="use https, or send no token: set HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
         )
 
 

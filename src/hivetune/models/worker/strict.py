@@ -95,7 +95,7 @@ def take_text_part(work: Path, config: Any, name: str) -> None:
     alone. Raises UsageError for a model that has none."""
     text = config.get_text_config()
     if text is config:
-        raise UsageError(f"model {name}: {config.model_type} is already a text model", hint="leave :text out")
+        raise UsageError(f"model {name}: {config.model_type} has no separate text part", hint="leave :text out")
     stored = open_weights(work)
     prefix = next((prefix for prefix in TEXT_PREFIXES if any(key.startswith(prefix) for key in stored)), None)
     if prefix is None:
@@ -152,7 +152,7 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
     stored = open_weights(folder)
     for key, value in module.named_parameters():
         if key in stored and stored[key].kind == "I64" and value.is_floating_point():
-            raise _wrong(name, f"{key} holds whole numbers, by config.json they are weights")
+            raise _wrong(name, f"{key} holds integers, but config.json describes floating-point weights")
     # transformers keeps both of two tied tensors that differ, most other programs one of them.
     for key, other in module.all_tied_weights_keys.items():
         if key in stored and other in stored and not np.array_equal(stored[key].raw(), stored[other].raw()):
@@ -184,7 +184,7 @@ def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
         raise _wrong(name, f"its weights lack {_some(loading_info['missing_keys'])}")
     if loading_info["mismatched_keys"]:
         key, stored, needed = min(loading_info["mismatched_keys"])
-        raise _wrong(name, f"{key} is {list(stored)}, by config.json it is {list(needed)}")
+        raise _wrong(name, f"{key} is {list(stored)}, but config.json requires {list(needed)}")
     if unknown := [key for key in loading_info["unexpected_keys"] if not _LEGAL.search(key)]:
         raise _wrong(name, f"its weights hold {_some(unknown)}, which the model of config.json does not have")
 

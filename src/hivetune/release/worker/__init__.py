@@ -1,1 +1,1 @@
-"""Run in a child process: merge, convert and quantize a trained adapter."""
+"""Tasks that run in a child process: merge, convert and quantize a trained adapter."""

@@ -1,4 +1,4 @@
-"""Writes a whole model or a LoRA adapter as a GGUF file by llama.cpp's own scripts, which run unmodified.
+"""The writing of a whole model or a LoRA adapter as a GGUF file by llama.cpp's own scripts, which run unmodified.
 
 They read a staged folder, whose files tell the truth: the weights (merged in float32 where an adapter goes in), the
 config with the names and limits that llama.cpp computes with, the chat template as training rendered it, the ends of an

@@ -39,7 +39,7 @@ class Given:
         """Take a value that is one of `values`, or was not sent."""
         value = self._left.pop(key, None)
         if value is not None and value not in values:
-            raise FieldRefused(self.at(key), f"here it is one of: {', '.join(map(str, values))}")
+            raise FieldRefused(self.at(key), f"must be one of: {', '.join(map(str, values))}")
         return value
 
     def hints(self, *keys: str) -> None:
@@ -71,7 +71,7 @@ class Given:
         for empty in ("annotations", "citations", "logprobs"):
             self.one_of(empty, [])
         if self.peek("text") is None:
-            raise FieldRefused(self.at("text"), "a part has a text")
+            raise FieldRefused(self.at("text"), "a part must have a text")
         return str(self.take("text", str))
 
     def tools(self, kind: str, schema: str, inner: str = "") -> list[dict[str, Any]] | None:
@@ -89,7 +89,7 @@ class Given:
     def done(self) -> None:
         for inside in self._objects.values():
             for key in inside._left:
-                raise FieldRefused(inside.at(key), "no field of this API")
+                raise FieldRefused(inside.at(key), "is not a field of this API")
 
 
 def _sent(fields: Mapping[str, Any]) -> dict[str, Any]:

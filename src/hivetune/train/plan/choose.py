@@ -1,4 +1,4 @@
-"""The form of a run's steps on a device: precision by a rule, the first of three forms that fits, and their time.
+"""How a run's steps are computed on a device: precision by a rule, the first of three forms that fits, and their time.
 
 Pure functions of config, rows and the machine's facts: nothing is timed, and free memory decides nothing here. The
 effective batch is the user's and is never changed: only how it is cut into micro-batches is chosen.
@@ -222,7 +222,7 @@ SHORTEST = 256  # one question and answer
 def with_alternatives(
     error: DoesNotFit, setup: TrainingSetup, device: Device, work: Workload, share: float
 ) -> DoesNotFit:
-    """Return the same error with what would fit as its hint: `method: qlora`, a shorter length, a smaller model."""
+    """Return the error with alternatives that fit as its hint: `method: qlora`, a shorter length, a smaller model."""
 
     def fits(other: TrainingSetup, longest: int = work.longest) -> bool:
         lengths = tuple(min(length, longest) for length in work.lengths)

@@ -34,7 +34,8 @@ def computes_bfloat16(kind: str, architecture: str, isa: Sequence[str] = ()) -> 
 
 @dataclass(frozen=True)
 class Device:
-    """A device. `rates`: dtype -> published FLOP/s of a large GEMM, empty where none is known, and `source` of them.
+    """A device to plan for. `rates`: dtype -> published FLOP/s of a large GEMM, empty where none is known, and `source`
+    of them.
 
     kind: cpu, cuda or rocm. free_bytes: memory that no other program holds now. note: what is special about the card.
     """
@@ -63,7 +64,7 @@ def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
     card = known_card(name)
     device = _published(card, cores or card.get("cores", 0))
     if cores is not None and device.kind != "cpu":
-        raise UsageError(f"{device.name} is a card, and --cores is of a CPU", hint="leave out --cores")
+        raise UsageError(f"{device.name} is a card, but --cores applies to a CPU", hint="leave out --cores")
     memory = round((memory_gb or card["memory_gb"]) * GB)
     title = f"{card['name']}, {device.cores} cores" if device.kind == "cpu" else card["name"]
     return replace(device, name=title, memory_bytes=memory, free_bytes=memory)

@@ -52,7 +52,7 @@ def multiples_of(multiple: int) -> Padding:
 
 
 def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
-    """Return the multiple that the token count of a micro-batch is padded to.
+    """Return the multiple to which the token count of a micro-batch is padded.
 
     `device` as torch.device.type names it, `products` as in the run's choices.
     """
@@ -171,7 +171,8 @@ def split_documents(
             return _tree_tokens(lengths[start:stop], common[start:stop], 0)
 
         def fitting(tokens: int, start: int = start) -> int:
-            """Return where a micro-batch from `start` on ends that holds at most `tokens`, or one document."""
+            """Return the end of the longest micro-batch from `start` that has at most `tokens` tokens, or one
+            document."""
             stops = range(start + 2, len(order) + 1)
             return start + 1 + bisect_right(stops, tokens, key=computed)
 
@@ -203,7 +204,8 @@ def _tree_tokens(lengths: Sequence[int], common: Sequence[int], depth: int) -> i
 
 
 def _branches(common: Sequence[int], shared: int) -> list[int]:
-    """Return the places where another branch begins: a neighbour shares no more there than all do."""
+    """Return the indices at which a branch begins: there a document shares no more with its neighbour than all
+    share."""
     return [index for index in range(1, len(common)) if common[index] == shared]
 
 

@@ -53,7 +53,7 @@ SAMPLED, SAMPLED_OF_MORE = 300, 50  # rows whose tokens are estimated: the first
 
 @dataclass(frozen=True)
 class Planned:
-    """The content of `hivetune plan`. `choice` is None when nothing fits."""
+    """The result of `hivetune plan`. `choice` is None when nothing fits."""
 
     config: RunConfig
     device: Device

@@ -23,7 +23,7 @@ METRICS_TAIL_BYTES = 8192
 
 @dataclass(frozen=True)
 class Terms:
-    """The caller's requests to a running run. Each function but the last two is called about four times a second.
+    """Callbacks of the caller of a running run. Each function but the last two is called about four times a second.
 
     `on_step` gets the number of finished steps. `ends` returns 0, 1 for an end after a checkpoint, or 2 for an end now.
     `on_wait` gets the reason for a wait that a person has to end. `on_change` gets each environment variable that the
@@ -113,7 +113,7 @@ def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | Non
 
 
 def halve_rank(run: Path) -> str:
-    """Halve the rank and begin again; the checkpoints of the old rank are set aside. Return it in words."""
+    """Halve the rank and begin again; the checkpoints of the old rank are set aside. Return a sentence about it."""
     config, choices = read_resolved(run)
     before, rank = config.lora.r, max(1, config.lora.r // 2)
     # The scale alpha / r stays.
@@ -124,7 +124,8 @@ def halve_rank(run: Path) -> str:
 
 
 def skip_half_of_remaining_rows(run: Path, snapshot: Path) -> str:
-    """Leave out every second row that is still to come, evenly over agents and categories. Return it in words."""
+    """Leave out every second row that is still to come, evenly over agents and categories. Return a sentence about
+    it."""
     plan, data = read_plan(run), open_snapshot(snapshot)
     steps = plan.steps
     step = checkpoints.newest_good(run).step

@@ -114,7 +114,7 @@ class Failure:
         return self.durable > max(before.durable, before.step) or self.quarantined > before.quarantined
 
     def is_near(self, failure: "Failure") -> bool:
-        """Return whether this happened at the same place."""
+        """Return whether both failures happened at the same place: at one step, or on a card a few steps apart."""
         late = LATE_STEPS if self.kind == "device" else 0
         return abs(self.step - failure.step) <= late and self.quarantined == failure.quarantined
 
@@ -127,7 +127,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The changes that the machine and the settings allow.
+    """The limits of recovery: attempts, and the changes that the machine and the settings allow.
 
     `void`: rungs that would change nothing here. `published`: by fault, the rungs that helped others with this card, in
     their order, each with its thread. They come before the catalogue's.
@@ -146,7 +146,7 @@ ReplyKind = Literal["again", "change", "isolate", "wait", "stop"]
 
 @dataclass(frozen=True)
 class Reply:
-    """The next action. `rungs` are those of the next attempt; `tried` is the one among them that is new."""
+    """The ladder's decision. `rungs` are in effect in the next attempt; `tried` is the new one among them."""
 
     kind: ReplyKind
     why: str

@@ -1,4 +1,4 @@
-"""Two checks that this machine computes right numbers, because a wrong gradient is otherwise unnoticed.
+"""Two checks that this machine computes correct numbers, since a wrong gradient would go unnoticed.
 
 Before step 0, the fast path is compared with transformers: a few rows of the run and adapters that are not zero go
 through both. The loss of each row and the whole gradient must agree as far as the precision goes. A config that the
@@ -65,7 +65,7 @@ def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
 
 
 class Computed(NamedTuple):
-    """The result of a model: mean nll of each row, and the whole gradient by PEFT name; float64 on the CPU."""
+    """Loss and gradient of a model: mean nll of each row in nats, and the gradient by PEFT name; float64 on the CPU."""
 
     nll_B: Tensor
     grad_N: Tensor
@@ -144,7 +144,7 @@ def check_products(model: LoraModel) -> int:
 
 
 def fault_of(shape: Shape, dtype: torch.dtype, device: torch.device, multiply: Multiply) -> str:
-    """Return what is wrong with one product; empty if it is right. torch's own generators are not touched.
+    """Return what is wrong with one matrix product, or "" if it is correct. torch's own generators are not touched.
 
     The factors are of -1, 0 and 1, with so few nonzeros in a row of the left one that sums are exact. The values of the
     vector that checks are far enough below 2^53 / (K N) that its sums are exact too.

@@ -1,4 +1,5 @@
-"""How a step's gradient comes about: all that the loop knows of the other ranks, besides what they agree on (ranks.py).
+"""The computation of a step's gradient: all that the loop knows of the other ranks, besides what they agree on
+(ranks.py).
 
 `Whole` is one process that adds in fp32. `Packs` adds integers: each micro-batch of a step is a pack, rank r of N
 computes packs r, r + N, and so on, and one sum of int64 over the ranks has the same bits for any N, because a sum of
@@ -77,7 +78,7 @@ class Summed:
 
 
 class Whole:
-    """An exchange of one process that adds in fp32."""
+    """The exchange of a single process, which adds in fp32."""
 
     def __init__(self, model: LoraModel, seed: int):
         self._model, self._seed = model, seed
@@ -89,7 +90,7 @@ class Whole:
         return Summed(self._model.backward(documents, scale), exponent)
 
     def nll(self, documents: Sequence[Document]) -> list[float]:
-        """Return the sum over the trained tokens of each document."""
+        """Return each document's nll in nats, summed over its trained tokens."""
         return list(self._model.nll(documents).tolist())
 
 

@@ -1,4 +1,4 @@
-"""Learning from bad answers: their documents get weights below 0 in the ordinary backward pass.
+"""Learning from bad answers: their documents get negative weights in the ordinary backward pass.
 
 With d = (reference - nll) / n, what a row of n trained tokens has gained per token since the lessons began:
 
@@ -135,7 +135,7 @@ def rate_and_weights(session: Session, documents: list[Document]) -> tuple[float
 
 
 def skip_to_lessons(session: Session) -> bool:
-    """Go on with the lessons where training before them gains nothing any more. Return whether there are any."""
+    """Skip to the lessons when training before them has stopped improving. Return whether the plan has any."""
     step, lessons_from = session.state.step, session.plan.lessons_from
     if lessons_from is None or step >= lessons_from:
         return False

@@ -55,7 +55,7 @@ class RankLost(HivetuneError):
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How another rank ended: by a `signal`, or with the content of its outcome.json."""
+    """The end of another rank: by a `signal`, or with the content of its outcome.json."""
 
     number: int
     signal: int = 0
@@ -69,7 +69,7 @@ class RankEnd:
 
 
 class Ranks:
-    """The ranks as one of them sees them. Every call but the constructor's has to be made by all ranks alike.
+    """One rank's view of all ranks of a run. Every call but the constructor's has to be made by all ranks alike.
 
     `store` is where they meet, None for a rank alone; `address`: this machine's own towards the others.
     `ends` returns how ranks ended so far: rank 0, which knows, then ends like them. `note`: what the run's journal

@@ -1,4 +1,4 @@
-"""An open run: what its worker holds, how it is opened, and what it writes down. The loop is in loop.py.
+"""The open run of a worker: its data, model and optimizer, and the journal of its metrics. The loop is in loop.py.
 
 Shapes: N all adapter weights.
 """
@@ -69,7 +69,8 @@ class AdamW:
 
 
 def learning_rate(config: RunConfig, step: int, steps: int) -> float:
-    """Return the rate of `step` (from 0) of `steps`: linear warm-up to the peak, then the schedule, which ends at 0."""
+    """Return the learning rate of `step` (from 0) of `steps`: linear warm-up to the peak, then the schedule, which ends
+    at 0."""
     warmup = warmup_steps(config.warmup, steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup

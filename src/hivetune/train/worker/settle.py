@@ -1,4 +1,4 @@
-"""What a run computes with, by rules: device, precision and kernels, then the form of its steps, then the path.
+"""The choices of a run, made by rules: device, precision and kernels, then the form of its steps, then the path.
 
 Each choice is a function of the config, the rows and the machine's facts, and is written to config.resolved.yaml, so a
 resumed run computes as it began. Nothing is timed. Free memory only lets a run start or refuses it.
@@ -47,7 +47,7 @@ STEPS_LOOKED_AT = 64
 
 
 def settle(run: Path, config: RunConfig, choices: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
-    """Return `choices` with all that is still to be chosen, and write them down.
+    """Return `choices` with the missing ones made, and write them to config.resolved.yaml.
 
     Raises MachineNotFit for a device that is not there, and DoesNotFit with what would fit, and where other programs
     hold so much memory that a run can't begin.
@@ -213,7 +213,7 @@ def native_dtype(device: torch.device) -> str:
 
 
 def _kernels_for(device: torch.device, precision: str) -> tuple[Literal["native", "compiled", "torch"], str]:
-    """Return what computes the functions of rows, and why it is plain torch where it need not be."""
+    """Return the implementation of the row-wise operations, and, if it is plain torch, why."""
     if device.type == "cpu":
         reason = missing_kernels_reason() if precision in DTYPE_FLAGS else ""
         return "native" if precision in DTYPE_FLAGS and not reason else "torch", reason
@@ -225,7 +225,7 @@ def _kernels_for(device: torch.device, precision: str) -> tuple[Literal["native"
 
 
 def products_for(dtype: str, has_kernels: bool, machine: Machine) -> Literal["torch", "onednn", "native"]:
-    """Return what multiplies large matrices on this processor."""
+    """Return the library that multiplies large matrices on this processor."""
     # Our own kernel adds the adapter's share on the way, where AVX512-BF16 does the work. AMX is oneDNN's.
     if dtype == "bfloat16" and has_kernels and "avx512_bf16" in machine.isa and "amx_bf16" not in machine.isa:
         return "native"
@@ -265,7 +265,7 @@ def _hold_card(card: str) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory this process held: on the card by torch's allocator, else resident memory."""
+    """Return this process's peak memory in bytes: on a card as torch's allocator counts it, else resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     status = Path("/proc/self/status")

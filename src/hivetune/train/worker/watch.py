@@ -52,7 +52,7 @@ class Spike:
 
 @dataclass(frozen=True)
 class LossHistory:
-    """The usual losses of a run. It is part of every checkpoint.
+    """The recent losses of a run, to detect spikes. Part of every checkpoint.
 
     high: the newest losses, if they are high; they do not count as usual until the next one is low. start: the usual
     loss of the first steps, None until there are SETTLED of them.

@@ -66,5 +66,5 @@ def test_the_text_part_alone(kind: str, tiny_source: Path, tmp_path: Path) -> No
 
 
 def test_a_text_model_has_no_part_to_ask_for(tiny_source: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is already a text model"):
+    with pytest.raises(UsageError, match="has no separate text part"):
         prepare_model(f"{tiny_source}:text", tmp_path / "prepared")

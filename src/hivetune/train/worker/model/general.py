@@ -288,8 +288,8 @@ def _check_blocks(name: str, columns: int, device: torch.device) -> None:
     # rows of 48 columns came back with the scales of other rows.
     if device.type == "cpu" and columns % BLOCK:
         raise UsageError(
-            f"method: qlora: {name} has rows of {columns} values, which bitsandbytes unpacks wrongly on a processor",
-            hint=f"set method: lora; qlora needs rows of whole blocks of {BLOCK} values, or a card",
+            f"method: qlora: {name} has {columns} inputs; on a CPU, bitsandbytes needs a multiple of {BLOCK}",
+            hint="set method: lora, or train on a card",
         )
 
 

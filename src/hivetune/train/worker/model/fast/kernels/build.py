@@ -59,7 +59,7 @@ def library(dtype: str) -> ctypes.CDLL:
 
 
 def missing_kernels_reason() -> str:
-    """Return why there is no library of one dtype here; empty where there are all. They are compiled side by side."""
+    """Return why the library of a dtype is missing here, or "" if all exist. They are compiled in parallel."""
     try:
         with ThreadPoolExecutor() as pool:
             list(pool.map(library, DTYPE_FLAGS))
