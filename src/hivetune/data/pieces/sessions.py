@@ -73,13 +73,14 @@ def session_rows(
         if event is None:  # it is counted, and the session goes on without it
             yield number, RowRefused(NOT_HELD, "a line of the session is not JSON; the others are read")
             continue
-        names = {plain_name(name) for name in event}
         # In a file that was joined of several a line may be a row: it has turns, or a question and an answer. Programs
         # write new types of events, which hold nothing that is said.
-        is_row = not _TURNS.isdisjoint(names) or not (_ASKED.isdisjoint(names) or _ANSWERED.isdisjoint(names))
-        if not is_line(event) and ("type" not in event or is_row):
-            yield number, text
-            continue
+        if not is_line(event):
+            names = {plain_name(name) for name in event}
+            asks_and_answers = not _ASKED.isdisjoint(names) and not _ANSWERED.isdisjoint(names)
+            if "type" not in event or asks_and_answers or not _TURNS.isdisjoint(names):
+                yield number, text
+                continue
         if session and (begins(event) or size > MAX_KEPT_CHARS):
             yield from read(session)
             session, size = [], 0
