@@ -135,13 +135,13 @@ def smollm2(pytestconfig: pytest.Config) -> Path:
 
     code = b"".join(path.read_bytes() for path in sorted(Path(hivetune.__file__).parent.glob("models/**/*.py")))
     kept = pytestconfig.cache.mkdir("demo-model") / sha256_bytes(code)[:16]
-    for other in kept.parent.iterdir():
-        if other.name != kept.name and other.stat().st_mtime < time.time() - OLD_S:
-            shutil.rmtree(other)
     parent = Path(os.environ.get("HIVETUNE_TEST_CACHE") or kept)
     folder = parent / "smollm2-135m"
     with one_at_a_time(parent):
         if manifest_problems(folder):
+            for other in kept.parent.iterdir():
+                if other.stat().st_mtime < time.time() - OLD_S:
+                    shutil.rmtree(other)
             task = PrepareModel("smollm2-135m", folder)
             run_task(task, parent / "smollm2-135m.task").check("preparing the demo model")
     return folder
