@@ -6,8 +6,8 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from hivetune.data.checks.rules import CHECKS, check_messages, check_roles, control_token_check, has_mojibake
-from hivetune.data.reasons import REASONS, RowRefused
+from hivetune.data.checks.rules import check_messages, check_roles, control_token_check, has_mojibake
+from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 
@@ -20,10 +20,9 @@ def turns(roles: str) -> tuple[Message, ...]:
 
 def test_what_a_tool_printed_is_read_as_it_is() -> None:
     user, call, result, answer = turns("uAta")
-    for text in ("half \ufffd",):
-        check_messages([user, call, replace(result, content=text), answer])
-        with pytest.raises(RowRefused):
-            check_messages([user, call, result, replace(answer, content=text)])
+    check_messages([user, call, replace(result, content="half \ufffd"), answer])
+    with pytest.raises(RowRefused):
+        check_messages([user, call, result, replace(answer, content="half \ufffd")])
 
 
 @pytest.mark.parametrize("roles", ["ua", "sua", "uaua", "uAta", "suAtAta", "uAtta", "a", "uasua", "usa", "ssua"])
@@ -84,14 +83,6 @@ def test_control_tokens_in_text_and_in_calls() -> None:
         call = {"function": {"name": "f", "arguments": {"x": ["<s>"]}}}
         check((Message("assistant", "", tool_calls=(call,)),))
     control_token_check([])((Message("user", "anything"),))
-
-
-def test_every_reason_has_words() -> None:
-    for name, reason in REASONS.items():
-        assert reason.meaning
-        assert reason.hint
-        assert RowRefused(name).hint == reason.hint
-    assert len(CHECKS) >= 4
 
 
 def test_answers_that_look_odd_are_answers() -> None:

@@ -1,7 +1,6 @@
 """Duplicates: exact ones by content, near ones as MinHash over word triples estimates them."""
 
 import io
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -194,6 +193,8 @@ def test_duplicates_are_counted_and_shown(write_rows: Callable[..., Path]) -> No
     assert (exact["kind"], exact["source"], exact["same_as"]) == ("exact", f"{path}:2", f"{path}:1")
     assert (near_copy["kind"], near_copy["source"], near_copy["same_as"]) == ("near", f"{path}:1", f"{path}:3")
     assert 0.85 < near_copy["share"] < 1
+    texts = [near_copy[name][1]["content"] for name in ("messages", "same_as_messages")]
+    assert texts == [" ".join(words), " ".join(near)] and "messages" not in exact
     assert check(DataConfig(path=str(path), near_duplicates=0)).usable == 3
 
 
@@ -233,21 +234,3 @@ def test_of_equal_rows_the_oldest_stays(write_rows: Callable[..., Path]) -> None
         (f"{path}:1", f"{path}:2"),
         (f"{path}:3", f"{path}:2"),
     }
-
-
-def test_dropped_rows_are_written_with_the_row_that_they_resemble(
-    write_rows: Callable[..., Path], tmp_path: Path
-) -> None:
-    rng = random.Random(2)
-    text = words(rng, 100)
-    rows = [chat("What is it?", " ".join(text)), chat("What is it?", " ".join([*text[:50], "changed", *text[51:]]))]
-    path = write_rows([*rows, rows[0]])
-    clean = tmp_path / "out" / "clean.jsonl"
-    check(DataConfig(path=str(path)), clean=clean)
-    near, exact = map(json.loads, (tmp_path / "out" / "clean.duplicates.jsonl").read_text().splitlines())
-    gone, stays = sorted((1, 2), key=lambda number: near["source"] != f"{path}:{number}")
-    assert (near["kind"], near["source"], near["same_as"]) == ("near", f"{path}:{gone}", f"{path}:{stays}")
-    assert near["messages"][1]["content"] == rows[gone - 1]["messages"][1]["content"]
-    assert near["same_as_messages"][1]["content"] == rows[stays - 1]["messages"][1]["content"]
-    assert (exact["kind"], exact["source"], exact["same_as"]) == ("exact", f"{path}:3", f"{path}:1")
-    assert "messages" not in exact

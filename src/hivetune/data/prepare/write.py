@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from hivetune.base.disk import FULL_DISK, atomic_file, write_json, write_manifest
 from hivetune.config import DataConfig
@@ -27,16 +27,6 @@ COPIED = (  # equal in the file of rows and in the snapshot
 )
 WRITTEN = ("row", "length", "trained", "split", "group_id", "view", "approved", "lesson", *COPIED)
 INSERT = f"INSERT INTO rows ({', '.join(WRITTEN)}) VALUES ({', '.join('?' * len(WRITTEN))})"
-
-
-class Sequence(NamedTuple):
-    """One row of the snapshot. `row`: that of the input, `better`: that with the better answer if this one is worse."""
-
-    row: int
-    better: int | None
-    values: dict[str, Any]
-    tokens: bytes
-    mask: bytes
 
 
 def publish(folder: Path, key: str, work: Work, document: dict[str, Any]) -> None:
@@ -113,8 +103,10 @@ def _write_rows(folder: Path, work: Work, key: str, report: dict[str, Any]) -> N
     write_manifest(folder, extra)
 
 
-def _sequences(work: Work) -> Iterator[Sequence]:
-    """Yield the rows of the snapshot in input order, a worse answer after the better one."""
+def _sequences(work: Work) -> Iterator[tuple[int, int | None, dict[str, Any], bytes, bytes]]:
+    """Yield (row of the input, row with the better answer if this one is worse, columns, tokens, mask) of the rows of
+    the snapshot in input order, a worse answer after the better one.
+    """
     pairs = "SELECT pair FROM rows WHERE pair IN (SELECT n FROM rows WHERE fate = 'train')"
     trained = {row for (row,) in work.all(pairs)}
     query = (
@@ -131,12 +123,12 @@ def _sequences(work: Work) -> Iterator[Sequence]:
             start = 0
             for view in _views(values, json.loads(views)) if views else [(values, len(mask))]:
                 end = start + view[1]
-                yield Sequence(row, None, view[0], tokens[4 * start : 4 * end], mask[start:end])
+                yield row, None, view[0], tokens[4 * start : 4 * end], mask[start:end]
                 start = end
         elif fate == "for-lessons":
-            yield Sequence(row, None, {**bad, "lesson": "failure"}, tokens, mask)
+            yield row, None, {**bad, "lesson": "failure"}, tokens, mask
         if pair in trained:
-            yield Sequence(row, pair, {**bad, "lesson": lesson, "messages": worse}, worse_tokens, worse_mask)
+            yield row, pair, {**bad, "lesson": lesson, "messages": worse}, worse_tokens, worse_mask
 
 
 def _views(
