@@ -136,7 +136,8 @@ def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
         behind = rows.rows_behind(database, then)
         new = [row for row in trained if row.id not in behind]
         if end == "refused" and then is not None and new:
-            reason = f"{reason}; new since {cycle.champion}: {rows.by_source(new)}. Set aside what is wrong among them"
+            told = "if some of these are wrong, set them aside"
+            reason = f"{reason}; new since {cycle.champion}: {rows.by_source(new)}; {told}"
         # Each is three times the adapter, and a nightly loop makes some every night.
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":
