@@ -89,9 +89,10 @@ def jackknife(
     away = [mean - figure for figure in figures]  # large where the unit that was left out is
     total = math.fsum(figure * figure for figure in away)
     skewness = math.fsum(figure**3 for figure in away) / n / (total / n) ** 1.5 if total else 0.0
-    # Tukey's variance (1958), and Student's t with n - 2 degrees, since a ratio is known by two sums.
+    # Tukey's variance (1958), and Student's t with n - 2 degrees, since a ratio is known by two sums. With one less for
+    # what is positive: times are skewed, and of ten a 95 % interval held their mean in 93.0 % of draws, not in 93.6 %.
     error = math.sqrt((n - 1) / n * total)
-    half = t_quantile(1 - alpha / 2, n - 2) * error
+    half = t_quantile(1 - alpha / 2, n - (3 if logarithmic else 2)) * error
     interval = (value * math.exp(-half), value * math.exp(half)) if logarithmic else (value - half, value + half)
     unit_sd = error * math.sqrt(n) * (value if logarithmic else 1.0)
     return Estimate(value, interval, n, unit_sd, skewness=skewness)
