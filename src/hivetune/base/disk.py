@@ -46,12 +46,12 @@ def home() -> Path:
 
 
 def path_to_store(path: Path) -> str:
-    """Return a path as records keep it: relative to the home below it, so that a home can be moved and copied."""
+    """Return a path as it is stored: relative to the home if it is below it, so that a home can be moved or copied."""
     return str(path.relative_to(home())) if path.is_relative_to(home()) else str(path)
 
 
 def stored_path(text: str) -> Path:
-    """Return the path that a record keeps, below this home where it is relative."""
+    """Return the absolute path of a stored path; a relative one is below this home."""
     return home() / text
 
 

@@ -87,7 +87,7 @@ def _ask_once(side: Chat, prompt: str) -> None:
 
 
 def _as_text(argument: str) -> str:
-    """Return an argument as text, although its bytes may not be UTF-8."""
+    """Return a command-line argument as valid text; bytes that are not UTF-8 become U+FFFD."""
     return os.fsencode(argument).decode("utf-8", "replace")
 
 

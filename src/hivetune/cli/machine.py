@@ -149,7 +149,7 @@ def _relative_paths(folder: Path, paths: str | list[str]) -> str | list[str]:
 
 
 def _value(value: object) -> str:
-    """Return a YAML value on one line."""
+    """Return a value as YAML on one line."""
     # A width that no value reaches: a folded line would lose its indentation in the template.
     text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20)
     return text.removesuffix("...\n").strip()

@@ -96,7 +96,7 @@ def parts(value: object, names: str) -> dict[str, Any]:
 
 
 def unit_of(key: str) -> str:
-    """Return the unit at the end of a key; empty if it has none."""
+    """Return the unit suffix of a key, such as "_bytes", or "" if it has none."""
     return next((suffix for suffix in SUFFIXES if key.endswith(suffix)), "")
 
 

@@ -153,7 +153,8 @@ def check(
 
 
 def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
-    """Yield the report as tables: counts, how files are read, what nobody reads, figures, and the first places."""
+    """Yield the report as tables: counts, formats of the files, columns that were not read, figures, and the first
+    places."""
     counts = [("rows in", document["rows_in"], "")]
     counts += [(split, count, "usable") for split, count in document["splits"].items()]
     counts.append(("duplicates", document["duplicates"], duplicate_kinds(document)))

@@ -206,7 +206,7 @@ class Loop:
             self.sleep(wait_s)
 
     def step(self) -> Look:
-        """Look once, and do what was decided: for the name, else for the first of its domains that needs something."""
+        """Decide and act once: for the name, or else for the first of its domains that needs something."""
         self._collect()
         # First: the rollback of a champion is news, whatever this look decides.
         with closing(open_database()) as database:
@@ -224,7 +224,7 @@ class Loop:
         return next((each for each in found if each.do != "wait"), seen)
 
     def _do(self, config: RunConfig, domain: Domain | None) -> Look:
-        """Look at one name, write the decision down, and do it."""
+        """Decide the next action of one name or domain, journal the decision, and carry it out."""
         name = self.name if domain is None else domain.name
         seen = look(config, name, self.rows, self.clock(), domain)
         self.rows = self.rows if seen.rows.key is None else seen.rows
@@ -277,7 +277,8 @@ class Loop:
         self._close(cycle, *ended)
 
     def _fail(self, cycle: CycleRow, station: str, error: Exception) -> None:
-        """Count a failure. A full disk and another process are waited for; refused rows fail at once."""
+        """Count a failure. After a full disk or a busy home the loop waits without counting; refused rows fail the
+        cycle at once."""
         text = first_line(error)
         is_full = isinstance(error, DoesNotFit) or (isinstance(error, OSError) and error.errno in UNWRITABLE)
         self.failure = error if isinstance(error, HivetuneError) else HivetuneError(text)
@@ -310,12 +311,12 @@ class Loop:
         return "" if allowed.now else allowed.reason
 
     def _is_news(self, topic: str, text: str) -> bool:
-        """Return whether a text is another than the last one of its topic, and remember it."""
+        """Return whether `text` differs from the last one of its topic, and remember it."""
         before, self._told[topic] = self._told.get(topic, ""), text
         return before != text
 
     def _send(self, event: str, release: str, reason: str) -> None:
-        """Send the notice of an event that has one, once: a disk that stays full is told once."""
+        """Send the notice of an event, once per event: a disk that stays full is reported once."""
         command = self.config.cycle.notify
         if not command or event not in NOTICES:
             return
@@ -327,7 +328,7 @@ class Loop:
                 self.say(f"a notice was not sent: {problem}")
 
     def _report(self, topic: str, text: str) -> None:
-        """Write a problem down, once until it changes or ends (an empty text)."""
+        """Journal a problem once, until it changes or ends (an empty text)."""
         if self._is_news(topic, text) and text:
             self.say(text)
             with suppress(OSError):  # a full disk is told by the station that needs it

@@ -42,7 +42,7 @@ class Domain:
 
     @property
     def name(self) -> str:
-        """Return the name of its releases."""
+        """Return the name under which the domain's releases are registered, such as helpdesk-coder."""
         # The characters that a release's name may have.
         return f"{self.of}-{re.sub('[^a-z0-9]+', '-', self.value).strip('-')}"
 
@@ -186,5 +186,5 @@ def measured_document(path: Path) -> dict[str, Any]:
 
 
 def gate_of(cycle: CycleRow) -> dict[str, Any]:
-    """Return the verdict's document, or {} before it."""
+    """Return the JSON document of a cycle's verdict, or {} before there is one."""
     return measured_document(cycle.folder / GATE)

@@ -49,12 +49,12 @@ Ended = tuple[CycleEnd, str]
 
 
 class WindowEnded(HivetuneError):
-    """The window or a person ended a piece of work. Nothing failed."""
+    """Raised when the time window or a person ends a station's work. Nothing failed."""
 
 
 @dataclass
 class Work:
-    """What the stations of a cycle work with. `must_end`: why work has to end within `within_s` seconds, "" while it
+    """The context of a cycle's stations. `must_end`: why work has to end within `within_s` seconds, "" while it
     has not. `at`: the station that was entered last."""
 
     cycle: CycleRow
@@ -66,7 +66,8 @@ class Work:
 
     @contextmanager
     def station(self, name: str) -> Iterator[list[str]]:
-        """Enter a station; its begin and end are written down. Yields what is told of it."""
+        """Enter a station; its begin and end are written down. Yields a list to which the station adds its results, in
+        words."""
         self.at = name
         self.journal.append("begin", cycle=self.cycle.id, station=name)
         self.journal.sync()  # what a power cut ends is named, not guessed
@@ -150,8 +151,8 @@ def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
 
 
 def _over(cycle: CycleRow) -> Ended | None:
-    """Return the end of a cycle that needs no more work: its release was promoted or rolled back before it was closed,
-    or its rows or its base model are no longer those that it began with."""
+    """Return how a cycle ended that needs no more work, else None: its release was already promoted or rolled back, or
+    its rows or base model have changed."""
     with closing(open_database()) as database:
         if release := record.release_of(database, cycle):
             if release.withdrawn:

@@ -1,5 +1,5 @@
-"""The actions that a person can take in the dashboard: promote, roll back, stop a run, forget. Each page asks, and when
-its form comes back it does the same as the command of that name."""
+"""The actions that a person can take in the dashboard: promote, roll back, stop a run, forget. Each page asks for
+confirmation; its posted form does the same as the command of that name."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing

@@ -49,7 +49,7 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class Page:
-    """A page. `live`: it is updated while it is open."""
+    """A page before it is HTML. `live`: its content is refreshed while it is open."""
 
     template: str
     title: str
@@ -71,7 +71,7 @@ def of_this_version(path: Path) -> Iterator[None]:
 
 
 def whole(page: Page, request: PageRequest, *, signed_in: bool = True) -> str:
-    """Return the whole document."""
+    """Return the HTML document of a page with its frame."""
     here = "/" + request.path.strip("/").partition("/")[0]
     frame = {"title": page.title, "live": page.live, "signed_in": signed_in, "here": here, "made": time.time()}
     return fragment(page.template, {**frame, **page.values})

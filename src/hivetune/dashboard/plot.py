@@ -16,8 +16,8 @@ ROOM_SHARE = 0.04  # above and below the curves, so that no line lies on the fra
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve. `points`: (x, y) by x. `band`: (x, minimum, maximum), drawn below it. `dots`: the points are marked too.
-    `label`: written at its last point."""
+    """A curve of a plot. `points`: (x, y) by x. `band`: (x, minimum, maximum), drawn below it. `dots`: the points are
+    marked too. `label`: written at its last point."""
 
     name: str
     kind: Literal["raw", "smooth", "second"]

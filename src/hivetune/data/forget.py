@@ -79,7 +79,7 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
     """Remove every interaction of `value`, exclude it from later collections, and return the tainted snapshots. It may
     be repeated.
 
-    `row` is the id of an interaction, or its source as the store has it; exact copies are removed too.
+    `row` is the id of an interaction, or its source as stored; exact copies are removed too.
     Raises UsageError for a row that is neither known nor was forgotten before, DoesNotFit, Busy.
     """
     database.execute("PRAGMA secure_delete = ON")  # overwrite, not only unlink

@@ -17,7 +17,7 @@ NOT_IDENTITY = ("output", "report_to", "memory_share", "allow", "eval", "gate", 
 
 
 def identity_of(config: RunConfig, snapshot: Snapshot, model: Path) -> dict[str, Any]:
-    """Return the identity that `run.json` holds: of settings, data and model."""
+    """Return the identity of a run as `run.json` holds it: its settings, and the hashes of its data and model."""
     return {"settings": settings_of(config), "snapshot": snapshot.hash, "model": sha256_file(model / MANIFEST)}
 
 
@@ -63,7 +63,7 @@ def _differences(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> lis
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value."""
+    """Return a nested mapping flattened: dotted key -> value."""
     # An empty mapping is a value, so that one that was emptied is a difference.
     flat: dict[str, Any] = {}
     for key, value in tree.items():

@@ -155,7 +155,8 @@ class Snapshot:
         return {row: row - view for row, view in self._select("SELECT row, view FROM rows WHERE view > 0")}
 
     def good_rows(self, split: Split, least: int) -> list[int]:
-        """Return the rows of a split with answers called good, ascending; the whole split if fewer than `least`."""
+        """Return the row numbers of a split whose answers were rated good, ascending, or all of the split if fewer than
+        `least` were."""
         query = "SELECT row FROM rows WHERE split = ? AND approved ORDER BY row"
         approved = [row for (row,) in self._select(query, split)]
         return approved if len(approved) >= least else self.rows(split)
@@ -175,7 +176,7 @@ class Snapshot:
             yield PoolRow(*(*values, tuple(sorted(map(int, numbers.split(","))))))
 
     def info(self, row: int) -> RowInfo:
-        """Return one row. Raises IndexError if there is no such row."""
+        """Return the metadata and messages of one row. Raises IndexError if there is no such row."""
         with self._reported_damage():
             found = next(select_rows(self._database, "WHERE row = ?", row), None)
         if found is None:
@@ -218,7 +219,7 @@ def open_snapshot(folder: Path) -> Snapshot:
         hint = "make it from the same rows: hivetune train CONFIG"
         raise UsageError(f"{folder} is not a snapshot", hint=hint) from None
     if manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
-        raise UsageError(f"{folder} is a snapshot of another version", hint="prepare it again")
+        raise UsageError(f"{folder} was written by another version of Hivetune", hint="prepare it again")
     # Sizes only: a snapshot that was cut off by a full disk is found, without reading it.
     try:
         for name, entry in manifest["files"].items():

@@ -56,8 +56,8 @@ VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics")
 
 @dataclass(frozen=True)
 class SideAnswers:
-    """One side of a comparison: its answers and the times of some, by the key of the prompt. `peak_memory_bytes` is
-    None where it was not started here."""
+    """One side of a comparison: its answers, and the times of some in seconds, by the key of the prompt.
+    `peak_memory_bytes` is None for a server that was not started here."""
 
     label: str
     kind: str

@@ -118,7 +118,7 @@ def _card(kind: CardKind, told: Mapping[str, Any]) -> Card:
 
 
 def without_integrated(cards: Sequence[Card]) -> tuple[Card, ...]:
-    """Return the cards that a run may use: graphics in a processor only where there is no other card."""
+    """Return the cards that a run may use; integrated graphics only if there is no other card."""
     return tuple(card for card in cards if not is_integrated(card)) or tuple(cards)
 
 

@@ -243,7 +243,8 @@ def _filesystem(root: Path, folder: Path) -> str:
 
 
 def _access(card: Card, where: Surroundings) -> Literal["ok", "denied", "absent"]:
-    """Return whether this user may open both the compute driver and the render node of an AMD card."""
+    """Return "ok" if this user may open the compute driver and the render node of a card, "denied" if not, "absent" if
+    one is missing."""
     if card.kind == "cuda":
         return "ok"
     nodes = [p.parent.name for p in (where.root / "sys/class/drm").glob("*/device") if p.resolve().name == card.slot]

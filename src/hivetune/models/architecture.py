@@ -110,7 +110,7 @@ class Linear:
 
     @property
     def weights(self) -> int:
-        """Return the number of weights of its matrix, or of the matrices of all experts."""
+        """Return the number of weights in the module's matrix, or in the matrices of all its experts."""
         return self.experts * self.inputs * self.outputs
 
 

@@ -92,7 +92,7 @@ def _forget_path(database: sqlite3.Connection, table: Literal["runs", "snapshots
 
 
 def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]:
-    """Yield what can be deleted as (what, path, why)."""
+    """Yield (what, path, why) for each file or folder that can be deleted."""
     for status in known_runs(database):
         if status.state == "done":
             yield "checkpoints", status.run / FOLDER, f"{status.run.name} is finished"

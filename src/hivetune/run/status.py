@@ -218,7 +218,7 @@ def ask_to_stop(run: Path) -> bool:
 
 
 def quarantined(run: Path) -> int:
-    """Return how many rows the plan's amendments took out permanently."""
+    """Return the number of rows that amendments removed from the plan permanently."""
     amendments = (entry for entry in read_journal(run / AMENDMENTS) if entry["event"] == "amendment")
     return len({row for a in amendments if a.get("until_step") is None for row in a["rows"]})
 

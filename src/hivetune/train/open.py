@@ -114,7 +114,7 @@ MIN_BAD = 50
 
 
 def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
-    """Return the plan of a config on a snapshot."""
+    """Return the plan (rows of each step) of a config on a snapshot."""
     bad = snapshot.bad_rows()
     if len(bad) < MIN_BAD or not snapshot.rows("validation"):
         bad = []

@@ -1,4 +1,4 @@
-"""What a value that a rule matched must look like to count as a secret or as personal data (redaction.toml).
+"""The conditions under which a value that a rule matched counts as a secret or as personal data (redaction.toml).
 
 No rule fires on a high-entropy word alone, because such a rule fires in every other line of prose. A secret has a known
 prefix (AKIA, ghp_) or follows a name such as `password=`; a number is personal by its shape and checksum, so that at

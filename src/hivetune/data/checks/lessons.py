@@ -88,10 +88,9 @@ def triples_of(text: str, front: str = "") -> list[str]:
 
 
 def asked_alike(a: Lesson, b: Lesson, least: float = 0) -> float | None:
-    """Return the similarity of what two rows read (Jaccard of triples, 0 to 1), None if it is below `least` or differs
-    in more than a few words. It is the lower one of the system prompts and of the other text: one question about two
-    documents in system prompts is two lessons.
-    """
+    """Return the similarity of the untrained texts of two rows (Jaccard of triples, 0 to 1), None if it is below
+    `least` or differs in more than a few words. It is the lower one of the system prompts and of the other text: one
+    question about two documents in system prompts is two lessons."""
     asked = _similarity(a.question, b.question, least)
     context = _similarity(a.context, b.context, least) if asked is not None else None
     return None if asked is None or context is None else min(asked, context)

@@ -1,4 +1,4 @@
-"""Which files hold the rows that a path, a folder or a glob names."""
+"""The search for the files of rows that a path, a folder or a glob names."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""Which kind of file one is, by its content and then by its suffix, and which encoding its text has.
+"""The kind of a file, by its content and then its suffix, and the encoding of its text.
 
 Text is UTF-8, UTF-16 or UTF-32 with a byte order mark, or what `data.encoding` names; nothing is guessed.
 """

@@ -30,9 +30,8 @@ _OWN_TEXTS = (
 
 @dataclass(slots=True)
 class _Line:
-    """A line, with who speaks in it, if anybody. `is_note`: an error of the API, a note to the user or the output of a
-    command, which nobody said. `answer_id`: the id that all lines of one answer share.
-    """
+    """A line of a session; `role` is who speaks in it, None if nobody does. `is_note`: an error of the API, a note to
+    the user or the output of a command, which nobody said. `answer_id`: the id that all lines of one answer share."""
 
     number: int
     event: Row

@@ -30,7 +30,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def _typed(value: Any) -> Any:
-    """Return a value of OTLP without the name of its type."""
+    """Return an OTLP value without its type wrapper ({"stringValue": "a"} is "a")."""
     if not isinstance(value, dict):
         return value
     if "arrayValue" in value:

@@ -1,1 +1,1 @@
-"""Where rows come from: files, tables and streams, each row once by its content."""
+"""The sources of rows: files, tables and streams; each row is stored once by its content."""

@@ -1,4 +1,4 @@
-"""What a model's API was asked and what it answered, as requests and responses are logged: OpenAI (chat, completions,
+"""Logged requests and responses of model APIs: OpenAI (chat, completions,
 Responses), Anthropic, Gemini and Ollama. Where a log holds these, its entry in formats.toml says.
 """
 

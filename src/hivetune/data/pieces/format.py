@@ -1,5 +1,5 @@
-"""What a format is: the shape of an entry of formats.toml, of `FORMAT` in a module, and of an entry point; and what it
-makes of a row.
+"""The definition of a format: the shape of an entry of formats.toml, of `FORMAT` in a module, and of an entry point;
+and what it makes of a row.
 
 There are four kinds: `Format` of records that are rows, `Batch` of records that hold rows, `Log` of files whose rows
 have many lines, `Store` of SQLite files.

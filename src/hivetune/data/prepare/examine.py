@@ -61,7 +61,7 @@ class TooLong(RowRefused):
 
 
 class Examiner:
-    """Examines rows with the same settings."""
+    """The examination of rows under one set of settings; its renderer is loaded once."""
 
     def __init__(self, settings: RowSettings):
         self._settings = settings
@@ -194,7 +194,7 @@ class Examiner:
             yield from self._parts(renderer, example, middle, end)
 
     def _result(self, row: ExaminedRow) -> Examined:
-        """Return the columns of a row, and its hashes."""
+        """Return the columns of an examined row for work.sqlite, with its hashes."""
         example, views, worse = row.example, row.views, with_worse(row.example)
         is_bad = example.lesson == "failure"
         lessons = array("Q") if is_bad else lesson_hashes(example.messages, example.tools)
@@ -258,7 +258,7 @@ class Examiner:
 
 
 def _run(stage: Callable[[Any], Any], row: Any) -> Any:
-    """Return the result of a stage; of a refused row what is left of it."""
+    """Return the result of a stage, or, for a refused row, the fields known so far."""
     if isinstance(row, Examined):
         return row
     try:

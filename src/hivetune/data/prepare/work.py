@@ -63,11 +63,11 @@ class Work:
     num_rows: int = 0
 
     def all(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Yield the lines of a query."""
+        """Yield the result rows of an SQL query."""
         yield from self.database.execute(query, values)
 
     def one(self, query: str, *values: object) -> Any:
-        """Return the first column of the first line of a query, None without one."""
+        """Return the first column of the first result row of an SQL query, or None if there is none."""
         found = self.database.execute(query, values).fetchone()
         return None if found is None else found[0]
 
@@ -118,7 +118,7 @@ def fill(work: Work, rows: Examinations, progress: Progress, lines: int, *, keep
 
 
 def _insert(work: Work, table: str) -> tuple[str, list[str]]:
-    """Return the statement that inserts a row of this table, and its columns after the row number."""
+    """Return the SQL statement that inserts a row into `table`, and the table's columns after the row number."""
     columns = [name for (name,) in work.all("SELECT name FROM pragma_table_info(?)", table)]
     return f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", columns[1:]
 
@@ -157,7 +157,7 @@ def file_of(source: str) -> str:
 
 
 def is_refused(fate: str) -> bool:
-    """Return whether a row was left out for a reason, and is neither in a split nor a duplicate."""
+    """Return whether `fate` is a reason to leave a row out, rather than a split or a duplicate."""
     return fate not in SPLITS and fate not in DUPLICATES
 
 

@@ -1,4 +1,5 @@
-"""What is written of decided rows: the snapshot (data/snapshot.py has its files), and the files of `check --clean`."""
+"""The files written from decided rows: the snapshot (data/snapshot.py has its files), and the files of `check
+--clean`."""
 
 import hashlib
 import json

@@ -94,7 +94,7 @@ class _Words(dict[str, bytes]):
 
 
 def as_ids(encoded: bytes) -> tuple[int, ...]:
-    """Return ids as numbers."""
+    """Return encoded token ids as integers."""
     return tuple(memoryview(encoded).cast("I"))
 
 
@@ -118,6 +118,6 @@ def _splits_words(tokenizer: Tokenizer) -> bool:
 
 
 def _settings(part: Any) -> Mapping[str, Any]:
-    """Return a part of a tokenizer as it is in tokenizer.json, empty where it has none."""
+    """Return a component of a tokenizer as tokenizer.json has it, or {} if the tokenizer lacks it."""
     settings: Mapping[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
     return settings

@@ -1,4 +1,5 @@
-"""The child of the self-test: `python -m hivetune.machine.worker.selftest DEVICE` (machine/selftest.py)."""
+"""The self-test that runs in a child process: `python -m hivetune.machine.worker.selftest DEVICE`
+(machine/selftest.py)."""
 
 import sys
 

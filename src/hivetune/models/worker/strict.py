@@ -157,7 +157,7 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
     for key, other in module.all_tied_weights_keys.items():
         if key in stored and other in stored and not np.array_equal(stored[key].raw(), stored[other].raw()):
             hint = "set tie_word_embeddings to false in a local copy, if its publisher says that they differ"
-            raise _wrong(name, f"config.json ties {key} to {other}, and the weights hold two different ones", hint)
+            raise _wrong(name, f"config.json ties {key} to {other}, but the weights hold two different tensors", hint)
     # A token has to be sent to an expert, and to no more than there are.
     settings = module.config.get_text_config().to_dict()
     setting = next((name for name in ACTIVE_EXPERTS if isinstance(settings.get(name), int)), None)

@@ -38,7 +38,7 @@ class Stored:
     size_bytes: int
 
     def raw(self) -> Array:
-        """Return its bytes, mapped."""
+        """Return the tensor's bytes as a memory-mapped array."""
         raw: Array = np.frombuffer(self.file.data, dtype="|u1", count=self.size_bytes, offset=self.start)
         return raw
 
@@ -84,7 +84,7 @@ def shard_files(folder: Path) -> list[str]:
 
 
 def open_weights(folder: Path) -> dict[str, Stored]:
-    """Return every tensor by name."""
+    """Return the place of every tensor of a model folder, by name."""
     tensors: dict[str, Stored] = {}
     for name in shard_files(folder):
         path = folder / Path(name).name  # a shard lies in the folder itself

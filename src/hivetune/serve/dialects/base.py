@@ -1,4 +1,5 @@
-"""What the APIs beside OpenAI's own share: a reader of requests, key by key, and a writer of answers as blocks."""
+"""The parts that the APIs other than OpenAI's share: a reader of requests, key by key, and a writer of answers as
+blocks."""
 
 import json
 import re

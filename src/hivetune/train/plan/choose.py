@@ -122,7 +122,7 @@ class Choice:
     error: float = 0.0
 
     def to_choices(self) -> Choices:
-        """Return the fields that the engine reads."""
+        """Return the choice as the fields of `Choices` that the engine reads."""
         return Choices(
             budget_tokens=self.budget_tokens,
             recompute=self.setup.recompute,

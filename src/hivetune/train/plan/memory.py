@@ -113,7 +113,7 @@ def setup_of_run(config: RunConfig, architecture: Architecture, choices: Choices
 
 @dataclass(frozen=True)
 class Peak:
-    """A predicted peak in bytes by part. `error` is the half-width of its bar as a share of the whole."""
+    """A predicted memory peak: bytes by part. `error` is the half-width of its bar as a share of the whole."""
 
     parts: Mapping[str, int]
     error: float
@@ -226,7 +226,7 @@ PARTS = {
 
 
 def explain_memory(peak: Peak) -> list[tuple[str, int, str]]:
-    """Return (part, bytes, explanation in words) for people, the largest part first."""
+    """Return (part, bytes, explanation) for each part of the peak, the largest first."""
     return sorted(((name, size, PARTS[name]) for name, size in peak.parts.items()), key=lambda part: -part[1])
 
 

@@ -39,7 +39,7 @@ SignKind = Literal["patterns", "own", "weak"]
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known about an end.
+    """The evidence about the end of a child: its error, log, kernel messages and facts.
 
     `facts` as the catalogue names them; `kernel`: the kernel's lines since the start.
     """
@@ -60,7 +60,7 @@ class Diagnosis:
 
     @property
     def words(self) -> str:
-        """Return one paragraph for a person."""
+        """Return the diagnosis as one paragraph: the fault, its cause and the advice."""
         shape = " (product of m={}, n={}, k={})".format(*self.shape) if self.shape else ""
         quote = f" The log says: {self.quote}" if self.quote else ""
         return f"{self.fault.title}{shape}. {self.fault.cause}{quote}"

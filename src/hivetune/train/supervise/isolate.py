@@ -46,7 +46,7 @@ Replayer = Callable[[Sequence[Item], bool], Ending]
 
 
 class _NotTheRows(Exception):
-    """Raised when something fails that no row can be blamed for."""
+    """Raised when a failure cannot be attributed to a row."""
 
 
 def isolate(rows: Sequence[int], replay: Replayer, *, most: int, control: int | None = None) -> Findings:

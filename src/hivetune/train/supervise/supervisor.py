@@ -153,7 +153,7 @@ def _was_written(write: Callable[[], object]) -> bool:
 
 
 def _has_room(run: Path) -> bool:
-    """Return whether the run has room to go on."""
+    """Return whether the disk has room for the run to continue."""
     # It is allocated and freed again, because no call reports a quota.
     needed = _reserve_bytes(run)
 
@@ -511,7 +511,7 @@ class _Supervisor:
     def _end(
         self, status: str, steps: int, result: Mapping[str, Any], error: HivetuneError | None = None
     ) -> RunOutcome:
-        """Journal the end of the run, whatever it is, and return it."""
+        """Journal how the run ended, and return it as a RunOutcome."""
         outcome = RunOutcome(
             status=status,
             steps=steps,

@@ -108,7 +108,8 @@ class Shape(NamedTuple):
 
 
 def shapes_of(adapter: Mapping[str, Tensor], tokens: int) -> list[Shape]:
-    """Return the products of a step of `tokens` tokens: forward and backward of each adapted layer and of its factors.
+    """Return the sizes of the matrix products in a step of `tokens` tokens: forward and backward, of each adapted layer
+    and its adapter.
 
     `adapter` is by PEFT name: `X.lora_A.weight` [r, in] and `X.lora_B.weight` [out, r].
     """

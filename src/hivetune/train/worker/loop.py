@@ -76,7 +76,7 @@ def train(session: Session) -> None:
 
 
 def make_step(session: Session) -> bool:
-    """Compute the next step and journal it. Raises StepNotFinite, LossDiverged.
+    """Compute and journal one optimizer step. Raises StepNotFinite, LossDiverged.
 
     Return False where it does not count and is made again: its rows left the plan, or it was rolled back.
     """

@@ -137,7 +137,7 @@ def _reserve(ray: Any, need: Mapping[str, float]) -> tuple[list[RankPlacement], 
 
 
 class _Ends:
-    """How the ranks' tasks ended so far."""
+    """A callable that returns how the ranks' Ray tasks ended so far."""
 
     def __init__(self, ray: Any, ranks: Mapping[Any, tuple[int, str]]):
         self._ray, self._living, self._ends = ray, dict(ranks), list[RankEnd]()
@@ -216,7 +216,7 @@ def _pieces(folder: Path) -> Iterator[tuple[str, int, bytes]]:
 
 
 def receive(folder: Folder, name: str, offset: int, piece: bytes) -> None:
-    """Write one piece of a file."""
+    """Write one received piece of a file at its offset."""
     # Another run may write the same one at this moment: both have the same bytes, and `finish` compares hashes.
     path = _unfinished(folder) / name
     make_folder(path.parent)

@@ -62,7 +62,7 @@ class AdamW:
         }
 
     def update(self, *, rate: float, number: int) -> None:
-        """Make one update. `number` counts updates from 1 and corrects the averages' bias."""
+        """Apply one AdamW update at learning rate `rate`. `number` counts updates from 1, for the bias correction."""
         self._adamw.param_groups[0]["lr"] = rate
         self._step.fill_(number - 1)
         self._adamw.step()

@@ -62,7 +62,8 @@ def attention_of(
 
 
 def tables_for(ops: Ops, layout: Layout) -> tuple[Tensor, ...]:
-    """Return the tables of a layout that `attention_of` reads, on the host. The kernels make their own."""
+    """Return the index tables that torch's attention reads, on the host; empty for the kernels, which make their
+    own."""
     return () if ops.native and not ops.eager else segment_tables(layout)
 
 

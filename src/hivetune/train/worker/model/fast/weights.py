@@ -292,7 +292,7 @@ class Group:
 
 @dataclass
 class Layer:
-    """The matrices and norms of a layer."""
+    """The frozen matrices and norms of one layer."""
 
     qkv: Group
     o: Group
@@ -309,7 +309,7 @@ class Layer:
 
 @dataclass
 class Weights:
-    """The matrices of a model."""
+    """The frozen matrices and norms of a model on the device."""
 
     embedding_VD: Tensor
     head_VD: Tensor
