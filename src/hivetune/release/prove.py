@@ -172,8 +172,8 @@ def _effect(aligned: Sequence[Sequence[_TokenScores]]) -> tuple[float | None, fl
 def score_passages(
     backend: Backend, passages: Sequence[Passage], *, slots: int = 1, adapter: int | None = None
 ) -> tuple[list[list[Any]], int]:
-    """Return the scores of each passage at each of its places, and the number of passages whose last token is the
-    likeliest.
+    """Return the scores of each passage at each of its places, and the number of passages whose last place ends the
+    answer.
 
     `slots`: of the server. `adapter`: the only one that is applied; with None none is. Raises HivetuneError when the
     server is gone or reports nothing.
