@@ -202,7 +202,10 @@ def test_what_is_refused_names_the_row_and_is_not_tried_again() -> None:
     log: list[str] = []
     with stored() as kept, pytest.raises(UsageError) as raised:
         ask_all_of(kept, FakeSide("", log, {5: UsageError("too long", hint="shorter")}))
-    assert (raised.value.message, raised.value.hint) == ("side refused the request for f:5: too long", "shorter") and log.count("5") == 1
+    assert (raised.value.message, raised.value.hint) == (
+        "side refused the request for f:5: too long",
+        "shorter",
+    ) and log.count("5") == 1
 
 
 def test_a_damaged_line_is_asked_again(own_home: Path) -> None:

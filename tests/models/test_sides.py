@@ -34,8 +34,8 @@ def test_an_endpoint_is_its_url_and_its_model() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     {
-        "": "is no model",
-        "--run": "is no model",
+        "": "is not a model",
+        "--run": "is not a model",
         "http://host/v1": "names no model",
         "http://": "not the URL of a server",
         "http://host:port/v1#m": "not a URL",

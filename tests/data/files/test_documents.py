@@ -104,7 +104,7 @@ DAMAGED: list[tuple[str, Callable[[], bytes], str]] = [
         (
             f"rows.{suffix}.{packed}",
             lambda suffix=suffix, pack=pack, damage=damage: damage(pack(many(suffix))),
-            r"rows\..* is damaged in the MiB behind byte [\d,]+ of its content",
+            r"rows\..* is damaged within 1 MiB after unpacked byte [\d,]+",
         )
         for suffix in ("jsonl", "csv")
         for packed, pack in (("gz", gzip.compress), ("zst", as_zst))
