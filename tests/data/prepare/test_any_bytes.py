@@ -69,7 +69,10 @@ def test_files_of_anything(data: bytes, suffix: str, magic: bytes, tmp_path: Pat
     try:
         report = check(DataConfig(path=str(path)))
     except (UsageError, DataRefused) as error:  # nothing of it was read
-        assert re.search("not a file of rows|is neither JSON|is no |is not valid JSON|is damaged|is not UTF-8|two columns", error.message)
+        assert re.search(
+            "not a file of rows|is neither JSON|is no |is not valid JSON|is damaged|is not UTF-8|two columns",
+            error.message,
+        )
     else:
         assert adds_up(report)
 
