@@ -35,7 +35,7 @@ from hivetune.train.plan.run import Proposal, initial_settings, propose
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
 FEW_TEST_ROWS = 30
 MODEL_HELP = "Model to train; default: one that fits this machine."
-FETCHED_HELP = "Hub id, folder, GGUF file, smollm2-135m, or llama.cpp for its converter."
+FETCHED_HELP = "Hub id, folder, smollm2-135m, or llama.cpp for its converter."
 MACHINE = "version cpu isa cores memory_bytes available_bytes memory_limit disk_free_bytes sandbox"
 ENV_HELP = "Print the environment variables that this card needs, for a shell."
 

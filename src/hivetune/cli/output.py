@@ -377,9 +377,8 @@ def explain(error: Exception) -> HivetuneError:
 
 
 def _database_error(text: str, home: Path) -> HivetuneError:
-    """Return what SQLite's message means for the store. Its I/O error is nearly always a disk without room for a log
-    or for shared memory (sqlite.org/wal.html, 8).
-    """
+    """Return an SQLite error as a HivetuneError about the store. Its I/O error is nearly always a disk without room for
+    a log or for shared memory (sqlite.org/wal.html, 8)."""
     if "full" in text or "disk I/O error" in text:
         return DoesNotFit(f"the disk of {home} is full, or failing: {text}", hint=FREE_SPACE)
     if "locked" in text:

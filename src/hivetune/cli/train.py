@@ -42,7 +42,7 @@ from hivetune.train.supervise.attempt import Terms
 CHANGEABLE = ("report_to=", "memory_share=", "allow=")
 WAIT_S = 2.0  # preparing rows takes minutes
 
-ROWS_HELP = "Number of training rows; default: counted in the files."
+ROWS_HELP = "Number of training rows; default: the number in the files."
 TOKENS_HELP = "Mean tokens of a row; default: estimated from the files."
 MODELS_HELP = "Plan for this model; several give a row each."
 MEMORY_HELP = "Memory in GB of a --card that comes in several sizes."

@@ -178,7 +178,7 @@ def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
 
 
 def measured_document(path: Path) -> dict[str, Any]:
-    """Return what a station left, or {} where it is missing or damaged: its content is made again."""
+    """Return the JSON document that a station wrote, or {} if it is missing or damaged, since it can be made again."""
     try:
         return read_document(path)
     except UsageError:

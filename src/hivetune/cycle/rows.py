@@ -82,7 +82,7 @@ def read_rows_now(
 
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
-    """Return what changes whenever the rows may have changed: the store's counts, and size and time of files."""
+    """Return a key that changes whenever the rows may have changed: the store's counts, and size and time of files."""
     # A look comes each minute; preparing a million rows only to find the same takes longer than that.
     counts = "count(*), max(rowid), count(feedback), total(feedback), total(length(row))"
     marks: list[Any] = [

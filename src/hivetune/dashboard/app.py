@@ -145,7 +145,7 @@ async def _static(path: Path, request: Request) -> Response:
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
-    """Return what happened in words, with the HTTP status for it."""
+    """Return the message of an error, with its HTTP status."""
     status, message, lines = STATUSES.get(type(error), 500), "an unexpected error; the log of the server has it", []
     match error:
         case HivetuneError():

@@ -1,4 +1,4 @@
-"""What is looked at: what runs and what comes next, runs, releases, and the data."""
+"""The pages to look at: the overview, runs, releases and the data."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -171,7 +171,7 @@ def _release_row(release: Release, forgotten: int) -> tuple[Any, ...]:
 
 
 def release_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show a release."""
+    """Return the page of one release."""
     release = named_release(request)
     problem, origin, answers = "", {}, Markup()
     with closing(open_database()) as database:

@@ -159,7 +159,7 @@ def as_position(value: Any) -> float | None:
 
 
 def as_success(value: Any) -> bool | None:
-    """Return what a truth value, 0, 1 or a word for these says; None for anything else."""
+    """Return the boolean that a value means (true, 0, 1, yes, no, ...), or None if it means neither."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):

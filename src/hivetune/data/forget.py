@@ -57,7 +57,7 @@ class Forgotten:
 
 
 class _Sought(NamedTuple):
-    """What is forgotten, and the ids of its interactions, which are known only while these are in the store."""
+    """The request to forget, with the ids of its interactions, which are known only while these are in the store."""
 
     kind: ForgetKind
     value: str

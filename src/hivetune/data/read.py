@@ -1,4 +1,4 @@
-"""From a row as it came to an Example. Pure."""
+"""The reading of one row into an Example. Pure."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ _OF_SESSION_LINES = frozenset(("type", "message", "instructions"))
 
 
 class NotJson(ValueError):
-    """What Python's parser would take: a number that JSON lacks, or the last of two values of a key."""
+    """Raised for text that Python's parser accepts but JSON forbids: NaN, Infinity, or a key with two values."""
 
 
 def refuse_constant(name: str) -> None:

@@ -99,7 +99,7 @@ def compare_pair(
 
 
 def _facts(run: Run | None, settings: EvalConfig, answered_by: str) -> dict[str, Any]:
-    """Return where an evaluation's rows and answers come from; `run` owns the rows, if one does."""
+    """Return the origin of an evaluation's rows and answers; `run` owns the rows, if one does."""
     return {
         "snapshot": run.snapshot.hash if run else None,
         "rows_from": str(run.folder) if run else "",

@@ -69,7 +69,7 @@ def row_identity(info: RowInfo, group: str) -> dict[str, Any]:
 
 
 def side_name(adapter: Path | None) -> str:
-    """Return what a line of losses calls a side: BASE, or the hash of the adapter."""
+    """Return the name of a side in the file of losses: BASE, or the hash of the adapter."""
     return BASE if adapter is None else sha256_file(adapter / ADAPTER)
 
 

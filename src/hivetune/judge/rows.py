@@ -1,4 +1,4 @@
-"""Which rows are answered, which of them are one piece of evidence, and how a row is asked.
+"""The choice of the rows to answer, the groups of rows that are one piece of evidence, and the prompts.
 
 All test rows count for the loss; a stratified choice of them is answered by both models.
 """

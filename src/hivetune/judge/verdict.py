@@ -41,7 +41,7 @@ DEFAULT_LEVEL = 1 - stats.ALPHA
 
 @dataclass(frozen=True)
 class Reading:
-    """What an evaluation says of one metric.
+    """The values of one metric in an evaluation.
 
     `estimate`: the gain over the base, or, of the tuned model alone, its value; None where it was not measured, which
     `missing` then explains. `more`: what a reason adds.
@@ -367,7 +367,7 @@ def fact_text(metric: Metric) -> str:
 
 
 def required_text(metric: Metric) -> str:
-    """Return what the gate asks of a metric; empty for one that is only reported."""
+    """Return the requirement of the gate on a metric as text; "" for one that is only reported."""
     limit, kind = metric.threshold, KINDS.get(metric.name, KINDS["loss"])
     if limit is None:
         return "not worse" if kind.form == "gain" and not kind.exact else ""

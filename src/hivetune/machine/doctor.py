@@ -1,4 +1,5 @@
-"""What `doctor` adds to look and findings: a self-test of each device, and a document without names of user and host.
+"""The parts of `doctor` beside look and findings: a self-test of each device, and a document without names of user and
+host.
 
 The self-test takes seconds: products as LoRA has them, on each device, against float64 on the processor. Its child
 (`machine/worker/selftest.py`) alone imports torch, because a device that crashes or hangs is a result too. It finds a

@@ -1,4 +1,4 @@
-"""What is known of machines and of faults: the entries of knowledge/*.toml. Standard library alone, for set-up.
+"""The known facts about machines and faults: the entries of knowledge/*.toml. Standard library alone, for set-up.
 
 Every fact about machines has these keys besides those of its kind, which machines.toml explains:
 
@@ -74,7 +74,7 @@ def chip_has(gfx: str, key: str) -> Any:
 
 
 def remedies_of(gfx: str) -> list[Mapping[str, Any]]:
-    """Return what helped others against faults on a chip: each a `rung`, its `faults` and its `source`."""
+    """Return the published remedies for faults on a chip: each a `rung`, its `faults` and its `source`."""
     remedies = [fact for fact in facts("finding") if "rungs" in fact.more]
     about = [fact for fact in remedies if any(_fits(each["gfx"], gfx) for each in alternatives(fact.when))]
     return [remedy for fact in about for remedy in fact.more["rungs"]]

@@ -1,5 +1,5 @@
-"""What the machine shows of a run, for post-mortems: memory, load and cards meanwhile, and the kernel's words about a
-death.
+"""Samples of the machine during a run, for post-mortems: memory, load and cards meanwhile, and the kernel's words about
+a death.
 
 They are from psutil, AMD's sysfs (hwmon), nvidia-smi and /dev/kmsg. Sensors and traces that can't be read (container,
 no permission) are left out. `root` replaces `/` in tests.

@@ -74,7 +74,7 @@ def _is_all_linear(targets: str | Sequence[str]) -> bool:
 
 
 def _patterns(targets: str | Sequence[str]) -> dict[str, re.Pattern[str]]:
-    """Return what whole module names have to match, by the target that asks for it. Raises UsageError."""
+    """Return the pattern that whole module names must match, by the target that it belongs to. Raises UsageError."""
     if not isinstance(targets, str) or PLAIN_NAME.fullmatch(targets):
         plain = [targets] if isinstance(targets, str) else targets
         return {name: re.compile(rf"(.*\.)?{re.escape(name)}") for name in plain}

@@ -52,7 +52,8 @@ class Prepared:
 
 
 def kind_of(name: str) -> SourceKind:
-    """Return what `name` names. A path that exists wins over a Hub id of the same spelling, as elsewhere.
+    """Return the kind of source that `name` means. A path that exists wins over a Hub id of the same spelling, as
+    elsewhere.
 
     Raises UsageError for a file, a path that is not there and anything that can't be a Hub id.
     """

@@ -1,4 +1,4 @@
-"""How child processes that compute run: their environment, when they compute, and how long they may be silent."""
+"""The launch of computing child processes: their environment, CPU priority and time limits."""
 
 import contextlib
 import hashlib

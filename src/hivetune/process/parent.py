@@ -34,7 +34,8 @@ TASK_LIMITS = Supervision(hang_floor_s=600.0)
 
 @dataclass
 class Limits:
-    """How long a child may be silent: `hang_factor` times its usual step, at least `hang_floor_s`.
+    """The longest silence of a child before it counts as hung: `hang_factor` times its usual step, at least
+    `hang_floor_s`.
 
     The first step belongs to the start, because it compiles.
     """

@@ -53,7 +53,7 @@ class TooLarge(HivetuneError):
 
 
 class Counts:
-    """What has happened since the start, for Prometheus. No label holds a prompt, a user or a session."""
+    """Counters since the start, for Prometheus. No label holds a prompt, a user or a session."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
@@ -289,7 +289,7 @@ class Gateway:
         return JSONResponse({"version": ollama.VERSION})
 
     async def metrics(self, http: HttpRequest) -> Response:
-        """Return what has been counted, and what is so now, in Prometheus' text."""
+        """Return counters and current values in Prometheus' text format."""
         keeper, capture, now = self.keeper, self.capture, CollectorRegistry()
         turns = keeper.live.turns if keeper.live else None
         snapshot = {
@@ -367,7 +367,7 @@ def _client(http: HttpRequest) -> str:
 
 
 def _named(http: HttpRequest, header: str, fields: Mapping[str, Any], key: str) -> str | None:
-    """Return what a header names, else the request's metadata."""
+    """Return the value of a header, else of the request's metadata, or None."""
     value = http.headers.get(header, "")
     # Sent as UTF-8, and read as Latin-1 by the server.
     with contextlib.suppress(UnicodeDecodeError):

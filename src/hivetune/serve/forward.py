@@ -92,7 +92,7 @@ async def forward(keeper: Keeper, request: Request) -> AsyncIterator[AsyncGenera
 
 
 def _sent(request: Request, live: LiveBackend, judged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the model server is asked. `judged`: the settings that the release was judged with."""
+    """Return the body of the request to the model server. `judged`: the settings that the release was judged with."""
     # But for its system prompt, which only the chat page sends: a client's conversation without one stays so.
     defaults = {key: value for key, value in judged.items() if key != "system"}
     fields = upstream_fields(request.fields, takes_tools=live.takes_tools, template=live.template)

@@ -44,8 +44,8 @@ class Block:
 
 @dataclass
 class Said:
-    """What an answer says: its blocks in order, why it ended, its number of tokens, and `totals`, the usage and the
-    timings that the model server tells."""
+    """The content of an answer: its blocks in order, why it ended, its number of tokens, and `totals`, the usage and
+    the timings that the model server tells."""
 
     blocks: list[Block] = field(default_factory=list)
     finish: str = ""

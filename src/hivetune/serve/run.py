@@ -192,7 +192,7 @@ class Registry:
         self._state = Wanted()
 
     def read(self) -> Wanted:
-        """Return what should be served now. Raises HivetuneError, sqlite3.Error."""
+        """Return the deployment that should be served now. Raises HivetuneError, sqlite3.Error."""
         (version,) = self._database.execute("PRAGMA data_version").fetchone()
         now_s = time.monotonic()
         if version != self._seen[0] or now_s - self._seen[1] >= READ_AGAIN_S:

@@ -1,4 +1,4 @@
-"""Which waiting requests start on a model server: one adapter at a time, each client in its turn. Pure: times are
+"""The scheduling of waiting requests on a model server: one adapter at a time, each client in its turn. Pure: times are
 arguments."""
 
 import math

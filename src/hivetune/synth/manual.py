@@ -64,7 +64,7 @@ def name_of(path: Path) -> tuple[str, str]:
 
 
 def run_help(command: Sequence[str]) -> str:
-    """Return what a command prints for --help; some print it to standard error, some end with 1.
+    """Return the output of a command's --help; some print it to standard error, some end with 1.
 
     It runs in an empty folder, and nothing of it is left running. Raises NotUnderstood.
     """

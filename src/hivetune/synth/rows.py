@@ -185,7 +185,7 @@ def _key(seed: int, text: str) -> int:
 
 
 class DraftCheck:
-    """What a draft has to pass, beside the drafts that passed before it."""
+    """The check of a draft, given the drafts that passed before it."""
 
     def __init__(self) -> None:
         self._frozen = frozen_hashes()

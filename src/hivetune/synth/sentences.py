@@ -89,7 +89,7 @@ def capital(text: str) -> str:
 
 
 def action_phrase(text: str) -> str:
-    """Return what it does as an imperative without a full stop: `show only the unit states`; empty if it can't be
+    """Return a description as an imperative without a full stop: `show only the unit states`; empty if it can't be
     told.
     """
     first = next(iter(sentences(text)), "")

@@ -70,7 +70,7 @@ def test_files_of_anything(data: bytes, suffix: str, magic: bytes, tmp_path: Pat
         report = check(DataConfig(path=str(path)))
     except (UsageError, DataRefused) as error:  # nothing of it was read
         assert re.search(
-            "not a file of rows|is neither JSON|is no |is not valid JSON|is damaged|is not UTF-8|two columns",
+            "not a file of rows|is neither JSON|is not valid |is damaged|is not UTF-8|two columns",
             error.message,
         )
     else:

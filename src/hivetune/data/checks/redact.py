@@ -114,7 +114,7 @@ class RuleSet:
         return finds
 
     def _tried(self, text: str, lower: str) -> list[Rule]:
-        """Return the rules of which the text has a sign, in order."""
+        """Return the rules whose marker occurs in the text, in order."""
         long_words = " ".join([word for word in text.split() if len(word) >= LONG_WORD])
         gates = {"text": text, "folded": lower, "digits": text if DIGITS.search(text) else "", "long-word": long_words}
         numbers: set[int] = set()

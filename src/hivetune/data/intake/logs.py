@@ -200,7 +200,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _state(status: os.stat_result) -> str:
-    """Return what changes when somebody writes the file."""
+    """Return a value that changes whenever the file is written."""
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 

@@ -118,7 +118,7 @@ def read_answer(value: Any) -> Answer:
 
 
 def _said(said: str | Mapping[str, Any]) -> list[Message]:
-    """Return what the assistant said, a text or a turn that may name no role."""
+    """Return the assistant's messages in a text or in a turn that may lack a role."""
     return read_turn({"role": "assistant", **({"content": said} if isinstance(said, str) else said)})
 
 

@@ -54,7 +54,9 @@ def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] 
         row["left_out"] = reasons
     text = json.dumps(row, ensure_ascii=True)
     if len(text) > MAX_ROW_CHARS // 2:  # MAX_ROW_CHARS with its place, whatever the characters
-        return RowRefused("line-too-large", f"the session has {len(text):,} characters")
+        return RowRefused(
+            "line-too-large", f"the session has {len(text):,} characters, the limit is {MAX_ROW_CHARS // 2:,}"
+        )
     return text
 
 
@@ -223,7 +225,7 @@ _BREAK = re.compile(r"<(?:br\b[^<>]*|(?:/p|/div|/li|/h[1-6]|/blockquote|/pre)\s*
 
 
 def without_markup(body: str) -> str:
-    """Return what a person reads of a message's HTML; text without tags is only rid of its entities."""
+    """Return the visible text of a message's HTML; in text without tags only entities are decoded."""
     text = _MARKUP.sub("", _BREAK.sub("\n", body)) if _MARKUP.search(body) else body
     lines = (" ".join(line.split()) for line in html.unescape(text).strip().split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))

@@ -184,7 +184,7 @@ def read_turn(turn: Any) -> list[Message]:
 
 
 def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
-    """Return who speaks, and what a turn holds as parts: its content, what was thought before it, and its calls."""
+    """Return the role of a turn, and its parts: content, reasoning before it, and calls."""
     speaker, content = one_of(turn, *ROLE_KEYS), one_of(turn, *_CONTENT_KEYS)
     name = speaker.strip().lower() if isinstance(speaker, str) else ""
     if name not in ROLES:
@@ -208,7 +208,7 @@ def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
 
 
 def _listed_parts(content: Any) -> list[Any]:
-    """Return what a content holds: texts and parts. Raise RowRefused("wrong-type")."""
+    """Return the texts and parts of a content as a list. Raise RowRefused("wrong-type")."""
     if isinstance(content, str) or (isinstance(content, dict) and ("type" in content or "text" in content)):
         return [content]
     if all_texts(content):
@@ -295,9 +295,9 @@ def _joined(first: Message, second: Message, between: str) -> Message:
 def read_turns(
     turns: Iterable[Any], read: Callable[[Any], list[Message]] = read_turn, *, to_media: bool = False
 ) -> tuple[list[Message], tuple[str, ...]]:
-    """Return every turn, and reasons of severity warn. `to_media`: the conversation ends before a turn with an image, a
-    file or a tool that the log does not hold, if something is learned before it. Raise RowRefused.
-    """
+    """Return the messages of all turns, and the reasons of severity warn. `to_media`: the conversation ends before a
+    turn with an image, a file or a tool that the log does not hold, if something is learned before it. Raise
+    RowRefused."""
     messages: list[Message] = []
     after_item = False
     for turn in turns:

@@ -1,1 +1,1 @@
-"""From sources to a report and an immutable snapshot."""
+"""The preparation of rows: from sources to a report and an immutable snapshot."""

@@ -29,7 +29,8 @@ BAD_MARK = 0x5F0BAD5F0BAD5F0B  # makes the hash of a bad answer differ from the 
 
 
 class RowSettings(NamedTuple):
-    """What the examination of a row depends on. `learn` are the kinds of lessons, `forgotten` is as in hive.db."""
+    """The settings that the examination of a row depends on. `learn` are the kinds of lessons, `forgotten` is as in
+    hive.db."""
 
     data: DataConfig
     learn: Sequence[str]

@@ -168,7 +168,8 @@ def _understood(data: DataConfig, spill: Path, progress: Progress) -> Understood
 
 @dataclass
 class _Task:
-    """What decides a preparation: settings, frozen questions, rows, and what a person forgot or set aside."""
+    """The inputs that determine a preparation: settings, frozen questions, rows, and the rows that a person forgot or
+    set aside."""
 
     data: DataConfig
     learn: LearnConfig

@@ -63,7 +63,7 @@ class Skeleton(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What a template writes around the last answer of conversations of one shape.
+    """The text that a template writes around the last answer of conversations of one shape.
 
     The answer ends `behind` characters before the end of the conversation, and then with `end`, which the template
     writes only before a next turn. `header`: None if the answer follows its own prompt, else the text in front of it.

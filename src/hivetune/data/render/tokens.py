@@ -1,4 +1,4 @@
-"""From text to token ids, piece by piece: most pieces are words that came before, and a table has their ids.
+"""The encoding of text as token ids, piece by piece: a table keeps the ids of words that came before.
 
 A tokenizer cuts a text into pieces before it looks for tokens, and no token crosses a cut. Two kinds of cuts are known
 here: in front of a control token, and in front of a lone space with the tokenizers that split words as GPT-2, Llama 3

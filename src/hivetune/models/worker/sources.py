@@ -1,4 +1,4 @@
-"""Where a model's files come from besides a folder: the Hugging Face Hub, and the demo model's package.
+"""The sources of a model's files other than a folder: the Hugging Face Hub, and the demo model's package.
 
 The Hub is the one place of the engine that uses a network, and only when fetching. It honours HF_ENDPOINT, HF_TOKEN,
 HF_HOME, HF_HUB_ETAG_TIMEOUT (10 s until the Hub has to answer) and HF_HUB_OFFLINE as huggingface_hub does, and takes

@@ -80,7 +80,7 @@ class _Writer(base.BlockWriter):
         return {**head, "done": False, "response": said.pop("content", ""), **said}
 
     def parts(self) -> dict[str, Any]:
-        """Return what the blocks say, by Ollama's names. A call has no id."""
+        """Return the blocks as Ollama's message fields. A call has no id."""
         found: dict[str, Any] = {}
         for block in self.said.blocks:
             if block.kind == "call":
@@ -129,7 +129,7 @@ def tags(names: Iterable[str]) -> dict[str, Any]:
 
 
 def show(template: str, context_tokens: int, *, takes_tools: bool) -> dict[str, Any]:
-    """Return what clients ask of a model before they use it."""
+    """Return the model description (/api/show) that clients request before they use a model."""
     able = ["completion", *(["tools"] if takes_tools else []), *(["thinking"] if "enable_thinking" in template else [])]
     info = {"general.architecture": "hivetune", "hivetune.context_length": context_tokens}
     return {"modelfile": "", "parameters": "", "template": template, "capabilities": able, "model_info": info, **_AGE}

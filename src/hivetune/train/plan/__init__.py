@@ -1,1 +1,2 @@
-"""What fits, how long it takes, and which rows make which step: pure functions, except in run.py, which reads files."""
+"""The plan: what fits into memory, how long it takes, and the rows of each step: pure functions, except in run.py,
+which reads files."""

@@ -61,11 +61,11 @@ class Planned:
     setup: TrainingSetup
     choice: Choice | None
     refusal: DoesNotFit | None
-    """Why nothing fits, with what would as its hint."""
+    """The reason why nothing fits, with alternatives that fit as its hint."""
     rows_known: str
     """The number of rows and how it is known, in words."""
     time_known: str = ""
-    """What the time is estimated from, in words; empty where nothing is known."""
+    """The basis of the time estimate, in words; "" if no rate is known."""
 
 
 def plan_run(

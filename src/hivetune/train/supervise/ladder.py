@@ -120,7 +120,7 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """Return what makes two faults count as the same: their id, or "device" for all faults of a card."""
+        """Return the key by which two faults count as the same: their id, or "device" for all faults of a card."""
         # A card reports one and the same fault in several ways.
         return "device" if fault_of(self.fault).domain == "device" else self.fault
 

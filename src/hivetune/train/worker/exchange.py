@@ -174,7 +174,7 @@ def open_ranks(task: Train, cluster: str | None, choices: Choices) -> Ranks:
 
 
 def open_exchange(config: RunConfig, choices: Choices, model: LoraModel, ranks: Ranks) -> Exchange:
-    """Return how steps are summed: in fp32 without the setting `workers`, as integers with it.
+    """Return the exchange that sums a step's gradients: in fp32 without the setting `workers`, as integers with it.
 
     Raises MachineNotFit where ranks round differently.
     """

@@ -169,7 +169,7 @@ class Folder:
 
     @property
     def copy(self) -> Path:
-        """Return where this machine keeps it if it was carried here."""
+        """Return the path of this machine's copy of the folder, which may not exist."""
         return home() / "carried" / self.manifest[:32]
 
 
@@ -198,7 +198,7 @@ def compute(task: Train, files: Mapping[str, bytes], folders: Sequence[Folder], 
 
 
 def place_of(folder: Folder) -> Path | None:
-    """Return where this machine has the folder, None where it does not."""
+    """Return the path of the folder on this machine, or None if it is not here."""
     for path in (stored_path(folder.stored), folder.copy):
         if (path / MANIFEST).exists() and sha256_file(path / MANIFEST) == folder.manifest:
             return path

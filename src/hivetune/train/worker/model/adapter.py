@@ -22,7 +22,7 @@ from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
 
 def scaling(lora: LoraConfig) -> float:
-    """Return what B A is multiplied by (LoRA, arXiv 2106.09685)."""
+    """Return the factor of B A in the adapted weight, alpha / r (LoRA, arXiv 2106.09685)."""
     return lora.alpha / lora.r
 
 
@@ -103,7 +103,7 @@ def is_as_begun(adapter: Mapping[str, Tensor], lora: LoraConfig) -> bool:
 
 
 def base_name(model_folder: Path) -> tuple[str, str | None]:
-    """Return what PEFT loads the base from: the Hub's name and revision, else the prepared folder."""
+    """Return the name from which PEFT loads the base: the Hub's name and revision, else the prepared folder."""
     described = read_json(model_folder / DESCRIPTION)
     if described["kind"] == "hub":
         return described["source"], described.get("revision")

@@ -120,7 +120,7 @@ class SegmentBatch:
     query_SQ: Tensor
     key_SK: Tensor
     ago_SQK: Tensor
-    """How many positions a key lies before a query; negative for keys that it must not see."""
+    """The distance in positions from a query back to a key; negative for keys that it must not see."""
     place_N: Tensor
     row_N: Tensor
 
