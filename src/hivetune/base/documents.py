@@ -1,4 +1,4 @@
-"""Documents that describe runs, read with errors in words: what is missing or damaged, and what to do."""
+"""The reading of JSON and text files of runs, with errors that say what is missing or damaged, and what to do."""
 
 import contextlib
 from collections.abc import Iterator

@@ -199,7 +199,7 @@ def _has_column(row: Row, column: str) -> bool:
 
 
 def near_column(row: Row, name: str) -> str:
-    """Return which column a person may have meant, in words, else the first columns of the row."""
+    """Return a hint that names the column most like `name`, else the first columns of the row."""
     near = difflib.get_close_matches(name, row, 1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:MAX_NAMED])) or 'none'}"
 

@@ -89,7 +89,7 @@ _REJECT = {
         "name who answers: --columns assistant=NAME",
     ),
     "role-order": (
-        "the order of the roles is wrong",
+        "a role is unknown or out of order",
         "system first, then user and assistant in turn; a tool answer only after a tool call",
     ),
     "empty-turn": ("the question or the answer is missing or has no text", "fill it in or delete the row"),

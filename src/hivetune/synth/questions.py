@@ -138,7 +138,8 @@ def _of_function(page: DocPage, entry: DocEntry, action: str, draw: random.Rando
 
 
 def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
-    """Yield what a command is for, and which command does it, from the line below NAME."""
+    """Yield drafts on a command's purpose, from the line below NAME: the purpose of the command, and the command
+    for it."""
     said, own = (set(re.findall(r"\w+", text.lower())) for text in (page.summary, page.command or ""))
     if not page.command or len(page.summary) < 8 or not said - own - _EMPTY:
         return  # `CRL command` of openssl-crl(1ssl)

@@ -93,7 +93,7 @@ def as_utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
 
 
 def beginning(source: Source, size: int) -> bytes:
-    """Return the first bytes of a file as `read_blocks` gives them, at most `size`."""
+    """Return at most the first `size` bytes of a file's unpacked text, as `read_blocks` yields it."""
     data = b""
     # Damage is told where the rows are read, with its place.
     with contextlib.suppress(DataRefused):

@@ -73,7 +73,7 @@ def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
 
 class _Writer(base.BlockWriter):
     def line(self, **said: Any) -> dict[str, Any]:
-        """Return one piece of an answer, which says `content`, `thinking` or `tool_calls`."""
+        """Return one piece of a streamed answer with the fields `said`: content, thinking or tool_calls."""
         head = {"id": self.request.id, "model": self.request.label, "created_at": datetime.now(UTC).isoformat()}
         if "messages" in self.request.document:
             return {**head, "done": False, "message": {"role": "assistant", "content": "", **said}}
