@@ -14,7 +14,6 @@ from zlib import crc32
 from rensa import RMinHash
 
 from hivetune.data.checks.lessons import Lesson, Triple, asked_alike, taught_alike
-from hivetune.data.prepare.split import Groups
 
 SEED = 1
 NUM_PERM = 128
@@ -64,6 +63,41 @@ def _keys(triples: Sequence[Triple], bands: int, values: int) -> list[int]:
     digest = array("I", minhash.digest()).tobytes()
     size = 4 * values
     return [crc32(digest[start : start + size]) or 1 for start in range(0, size * bands, size)]
+
+
+class Groups:
+    """Sets of rows that belong together, each named by its first row, its root. `weights` are what each row counts in
+    the size of its set, 1 without them.
+    """
+
+    # Union-find with halved paths: almost linear, and two integers a row.
+
+    def __init__(self, num_rows: int, weights: Sequence[int] | None = None):
+        self._roots = array("I", range(num_rows))
+        self._sizes = array("I", iter(weights)) if weights is not None else array("I", [1]) * num_rows
+
+    def join(self, one: int, other: int, most: int | None = None) -> bool:
+        """Join the sets of two rows; return False if the joined set would count more than `most`."""
+        one, other = sorted((self.root(one), self.root(other)))
+        if one == other:
+            return True
+        size = self._sizes[one] + self._sizes[other]
+        if most is not None and size > most:
+            return False
+        self._roots[other], self._sizes[one] = one, size
+        return True
+
+    def closed(self) -> "array[int]":
+        """Return the root of each row."""
+        for row in range(len(self._roots)):
+            self._roots[row] = self.root(row)
+        return self._roots
+
+    def root(self, row: int) -> int:
+        roots = self._roots
+        while (above := roots[row]) != row:
+            roots[row] = row = roots[above]
+        return row
 
 
 def near_pairs(

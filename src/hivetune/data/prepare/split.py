@@ -8,14 +8,13 @@ each split has its share.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hivetune.config import DataConfig
+from hivetune.data.prepare.near import Groups
+from hivetune.data.prepare.work import Work
 from hivetune.data.snapshot import SPLITS
 from hivetune.records import Split
-
-if TYPE_CHECKING:  # the two import each other
-    from hivetune.data.prepare.work import Work
 
 SCALE = 1 << 64
 SHARE_FACTOR = 1.5
@@ -30,7 +29,7 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
     return "validation" if position < test + validation else "train"
 
 
-def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: DataConfig) -> dict[str, Any]:
+def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -> dict[str, Any]:
     """Give each row with the fate train its group and its split. `alike` are pairs of rows that ask nearly the same.
 
     Return for the report the number of `groups`, the size of the `largest`, the rows whose ties were not all kept since
@@ -90,7 +89,7 @@ def _missed(total: int, held: Sequence[int], wanted: Iterable[tuple[int, float]]
     ]
 
 
-def _equal(work: "Work", column: str, most: int, broken: set[int]) -> Iterator[tuple[int, int]]:
+def _equal(work: Work, column: str, most: int, broken: set[int]) -> Iterator[tuple[int, int]]:
     """Yield pairs of usable rows with the same value, each with the first one that has it. A value of more than `most`
     rows ties none (one question about many documents, one greeting before many conversations): they go to `broken`.
     """
@@ -109,42 +108,7 @@ def _equal(work: "Work", column: str, most: int, broken: set[int]) -> Iterator[t
             yield first, row
 
 
-class Groups:
-    """Sets of rows that belong together, each named by its first row, its root. `weights` are what each row counts in
-    the size of its set, 1 without them.
-    """
-
-    # Union-find with halved paths: almost linear, and two integers a row.
-
-    def __init__(self, num_rows: int, weights: Sequence[int] | None = None):
-        self._roots = array("I", range(num_rows))
-        self._sizes = array("I", iter(weights)) if weights is not None else array("I", [1]) * num_rows
-
-    def join(self, one: int, other: int, most: int | None = None) -> bool:
-        """Join the sets of two rows; return False if the joined set would count more than `most`."""
-        one, other = sorted((self.root(one), self.root(other)))
-        if one == other:
-            return True
-        size = self._sizes[one] + self._sizes[other]
-        if most is not None and size > most:
-            return False
-        self._roots[other], self._sizes[one] = one, size
-        return True
-
-    def closed(self) -> "array[int]":
-        """Return the root of each row."""
-        for row in range(len(self._roots)):
-            self._roots[row] = self.root(row)
-        return self._roots
-
-    def root(self, row: int) -> int:
-        roots = self._roots
-        while (above := roots[row]) != row:
-            roots[row] = row = roots[above]
-        return row
-
-
-def _anchors(work: "Work", root: "array[int]") -> "array[int]":
+def _anchors(work: Work, root: "array[int]") -> "array[int]":
     """Return for each group the hash that decides its side: of its oldest row, without times the smallest hash."""
     # Rows that come later are newer, so they join the side of the rows that were there.
     times = array("d", [float("inf")]) * len(root)
