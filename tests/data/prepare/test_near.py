@@ -13,9 +13,8 @@ from data.prepare import faults
 
 from hivetune.config import DataConfig
 from hivetune.data.checks.lessons import asked_alike, lesson_of, taught_alike
-from hivetune.data.prepare.near import Pair, dropped, near_pairs, sketch
+from hivetune.data.prepare.near import Groups, Pair, dropped, near_pairs, sketch
 from hivetune.data.prepare.prepare import check
-from hivetune.data.prepare.near import Groups
 from hivetune.data.read import content_id
 from hivetune.records import Message
 
