@@ -125,7 +125,7 @@ def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
         if metric["passed"] is False and metric.get("needed") is not None:
             steps.append(MORE_ROWS if metric["name"] == "loss" else MORE_ANSWERS)
         elif metric["passed"] is False and metric["name"] in ("latency_s", "max_seconds") and metric["n"]:
-            steps.append(QUIET)  # other programs disturbed the times, which more rows would not mend
+            steps.append(QUIET)  # other programs disturbed the times, which more rows would not fix
     return "; ".join(dict.fromkeys(steps)) or NEXT[verdict]
 
 

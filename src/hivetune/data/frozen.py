@@ -123,7 +123,7 @@ def _question(
     origin: Origin, row: Example | RowInfo, checker: Mapping[str, Any] | None, **of_win: str | None
 ) -> FrozenQuestion:
     """Return the messages of a row before its last answer as a question, and that answer as its reference."""
-    # Turns after that answer are left out: nobody asks a release for them.
+    # Turns after that answer are left out: a release is never asked for them.
     last = max((i for i, message in enumerate(row.messages) if message.role == "assistant"), default=None)
     prompt, reference = row.messages[:last], None if last is None else row.messages[last].content
     return FrozenQuestion(origin, row.source, prompt, checker, row.tools, reference, row.agent, row.category, **of_win)

@@ -230,5 +230,5 @@ class Routes:
             raise kind(f"{model} {reason}")
         if not self.base or named in (self.wanted.labels | self.wanted.champions.keys()) - loaded:
             problems = "; ".join(self.problems)
-            hint = "mend what is named; the gateway tries again by itself" if problems else "try again in a few seconds"
+            hint = "fix the named problem; the gateway retries by itself" if problems else "try again in a few seconds"
             raise MachineNotFit(f"{model or 'the model'} is not loaded{problems and ': '}{problems}", hint=hint)

@@ -234,7 +234,7 @@ class Keeper:
         except (HivetuneError, sqlite3.Error, OSError) as error:
             self.unread = f"the registry can't be read: {error}"
         # There is no other state than the registry and the running processes, so after a crash of the gateway or of a
-        # server the same lines find the difference and mend it.
+        # server the same lines find the difference and fix it.
         wanted, live = self.wanted, self.live
         if live is not None and not live.retired and (live.dead or wanted.deployment is None or self._must_yield(live)):
             self.restarts += live.dead

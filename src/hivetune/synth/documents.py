@@ -90,7 +90,7 @@ def _prose(docstring: str) -> str:
     return "\n\n".join(itertools.takewhile(bool, body))
 
 
-# Documents: only sections that are prose alone are kept. Where a table, a list or code stood, the rest is not whole.
+# Documents: only sections that are prose alone are kept. Where a table, a list or code was, the rest is incomplete.
 
 _ATX = re.compile(r"^#{1,6}\s+(.*?)\s*#*$")
 _UNDERLINE = re.compile(r"^([=\-~^\"'`#*+.:_])\1{2,}\s*$")

@@ -1,4 +1,4 @@
-"""The lesson of a row, what it asks and what it teaches: as word triples to compare rows, and as hashes that tie rows.
+"""The words of a row, for comparison: its question and answer as word triples, and as hashes that group rows.
 
 Two rows teach the same only if both their answers with calls and their questions are similar.
 """

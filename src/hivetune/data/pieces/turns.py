@@ -361,7 +361,7 @@ def conversation_of(
     """Return the conversation of the format `name`, from its first question to its last answer, with consecutive turns
     of one role as one. `changed`: reasons of severity warn.
 
-    Raise RowRefused: empty-turn, role-order when nobody asks anything, earlier-turns-missing.
+    Raise RowRefused: empty-turn, role-order if there is no question, earlier-turns-missing.
     """
     roles = [message.role for message in messages]
     if "assistant" not in roles:
