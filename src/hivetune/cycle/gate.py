@@ -29,9 +29,9 @@ NOTHING_REQUIRED = {name: None for name, field in GateConfig.model_fields.items(
 class Comparisons:
     """The candidate (`tuned`) beside each rival (`base`), as documents in the format of eval.json.
 
-    `champion` is None before there is one. `known`: ids of the rows that the champion's cycle had; all others are
-    fresh. `look`: the number of this candidate among those that were judged against this champion, from 1. `shares`:
-    how many domains divide the level of a look.
+    `champion` is None if there is none yet. `known`: ids of the rows of the champion's cycle; all others are fresh.
+    `look`: the number of this candidate among those that were judged against this champion, from 1. `shares`: the
+    number of domains that divide the level of a look.
     """
 
     base: Evaluation
@@ -43,8 +43,9 @@ class Comparisons:
 
 @dataclass(frozen=True)
 class CycleVerdict:
-    """The verdict on a candidate: the gravest of its `parts`. The first `decisive` reasons made it; the others name
-    what else was measured."""
+    """The verdict on a candidate: the gravest of its `parts`. The first `decisive` reasons caused it; the others report
+    the remaining metrics.
+    """
 
     verdict: VerdictName
     reasons: tuple[str, ...]
@@ -57,7 +58,7 @@ class CycleVerdict:
 
 
 def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
-    """Return the gravest verdict of all parts; its reasons name the rival."""
+    """Return the gravest verdict of all parts. Each reason names the rival it is about."""
     documents = [document for document in (contests.base, contests.champion) if document is not None]
     # A row on which a rival's loss is not finite is left out and counted, or it would stop every later candidate.
     broken = {row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite"}
@@ -94,7 +95,7 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Gat
 
 
 def _on_fresh_rows(gain: Estimate | str) -> Verdict:
-    """Refuse a candidate that is significantly worse than the champion on the new rows."""
+    """Return the verdict on the new rows: a candidate that is significantly worse than the champion is refused."""
     # It may know the older rows by heart. Nothing more is asked here: a few fresh rows decide nothing else.
     if isinstance(gain, str) or gain.interval is None:
         return Verdict("deploy", (), ())
@@ -103,8 +104,9 @@ def _on_fresh_rows(gain: Estimate | str) -> Verdict:
 
 
 def _on_earlier_rows(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
-    """Require that the tolerance is shown to hold on the rows that are not fresh. A candidate of another base is judged
-    by its answers, on all rows."""
+    """Return the verdict on the rows that are not fresh: a loss on them must be shown to be within the tolerance. A
+    candidate of another base is judged by its answers, on all rows.
+    """
     # This reveals a candidate that learned the fresh rows, right or wrong, at the price of everything else.
     if _of_another_base(evaluation):
         answers_alone = {"loss_gain": None, "success_gain": -config.tolerance}
@@ -119,7 +121,7 @@ def _on_earlier_rows(evaluation: Evaluation, contests: Comparisons, config: Gate
 
 
 def _within(gain: Estimate | str, tolerance: float) -> Verdict:
-    """Return whether a loss of at most the tolerance is shown."""
+    """Return the verdict on the earlier rows: deploy only if the loss on them is shown to be within the tolerance."""
     if isinstance(gain, str):
         name: VerdictName = "abort" if "not finite" in gain else "not-enough-evidence"
         return Verdict(name, (f"earlier rows: {gain}",), (), decisive=1)
@@ -148,7 +150,9 @@ def _of_another_base(evaluation: Evaluation) -> bool:
 
 
 def _gain(evaluation: Evaluation, contests: Comparisons, *, known: bool) -> Estimate | str:
-    """Return the candidate's gain on the known or on the fresh rows in nats per token, or why it is unknown."""
+    """Return the candidate's gain in nats per token, on the known or on the fresh rows, or the reason why it is
+    unknown.
+    """
     rows = [row for row in evaluation["rows"] if (row["id"] in contests.known) is known]
     columns = loss_columns({"rows": rows})
     return columns if isinstance(columns, str) else jackknife(columns, loss_difference).scaled(-1.0)

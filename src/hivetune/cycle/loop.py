@@ -58,8 +58,9 @@ _DAY = 24 * 60
 
 @dataclass(frozen=True)
 class Permission:
-    """Permission for long work now. `until`: when it must end, None for never. `reason`: why, in words, also when it
-    may."""
+    """The permission to do long work now. `until`: the time when work must end, None if never. `reason`: the
+    explanation in words, whether allowed or not.
+    """
 
     now: bool = True
     until: float | None = None
@@ -68,8 +69,9 @@ class Permission:
 
 @dataclass(frozen=True)
 class Look:
-    """The loop's decision (`do`), its reason, and the state that it rests on. `champion`: the release that is served,
-    None before the first."""
+    """The loop's decision (`do`), its reason, and the state it was based on. `champion`: the served release, None
+    before the first.
+    """
 
     do: Literal["wait", "open", "continue"]
     reason: str
@@ -83,9 +85,10 @@ class Look:
 
 
 def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Domain | None = None) -> Look:
-    """Return the loop's next action. Only the snapshot of the rows may be written. `before`:
-    the rows of the last look. `domain`: its cycle is looked at, with those rows. Raises Busy and DoesNotFit where
-    hive.db can't be used now, HivetuneError for a damaged champion."""
+    """Return the loop's next action. Only the snapshot of the rows may be written. `before`: the rows of the last look.
+    `domain`: the domain whose cycle is considered, with those rows. Raises Busy and DoesNotFit if hive.db can't be used
+    now, HivetuneError for a damaged champion.
+    """
     leader = name if domain is None else domain.of
     folder = loop_folder(leader)
     with closing(open_database()) as database:
@@ -126,7 +129,7 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
 
 
 def _look_at_open(seen: Look, cycle: CycleRow, allowed: Permission, now: float) -> Look:
-    """Return whether the open cycle continues now."""
+    """Return the decision whether the open cycle continues now."""
     if cycle.failed_at is not None and cycle.failed_at <= now < cycle.failed_at + RETRY_S:
         return seen.waits(f"{cycle.station} failed and is tried again: {cycle.words}")
     if not allowed.now:
@@ -137,8 +140,9 @@ def _look_at_open(seen: Look, cycle: CycleRow, allowed: Permission, now: float) 
 
 
 def parse_window(text: str) -> tuple[int, int]:
-    """Return begin and end of a window in minutes after midnight; an end on the next day is above 24 hours. Raises
-    UsageError unless it is HH:MM-HH:MM."""
+    """Return begin and end of a window in minutes after midnight; an end on the next day is above 1440. Raises
+    UsageError unless the text is HH:MM-HH:MM.
+    """
     if hours := _HOURS.fullmatch(text.strip()):
         first, first_minute, last, last_minute = map(int, hours.groups())
         start, end = 60 * first + first_minute, 60 * last + last_minute
@@ -148,8 +152,9 @@ def parse_window(text: str) -> tuple[int, int]:
 
 
 def allowed_now(window: str | None, now_s: float, *, asked: bool = False) -> Permission:
-    """Return whether long work is allowed at `now_s`, seconds since 1970. `asked`: a person asked for it, so the window
-    does not count. Raises UsageError."""
+    """Return the permission for long work at `now_s`, in seconds since 1970. `asked`: a person requested the work, so
+    the window does not count. Raises UsageError.
+    """
     if window is None or asked:
         return Permission(reason="a person asked for it" if asked else "no window is set")
     start, end = parse_window(window)
@@ -163,7 +168,7 @@ def allowed_now(window: str | None, now_s: float, *, asked: bool = False) -> Per
 
 
 def _moment(today: date, minutes: int) -> float:
-    """Return today's local time `minutes` after midnight, in seconds since 1970."""
+    """Return the time `minutes` after today's local midnight, in seconds since 1970."""
     # The system knows its zone and the changes of its clocks: a time that daylight saving skips counts as usual, of a
     # repeated one the first does.
     days, minute = divmod(minutes, _DAY)
@@ -172,8 +177,9 @@ def _moment(today: date, minutes: int) -> float:
 
 @dataclass
 class Loop:
-    """The loop of one config. Make it with `opened`, which holds its lock. `say` gets a line of words for what it does.
-    `failure`: of the newest station that was tried, None after a success."""
+    """The loop of one config, created by `opened`, which holds its lock. `say` is called with a line of text for each
+    action. `failure`: the error of the newest station that was tried, None after a success.
+    """
 
     config: RunConfig
     name: str
@@ -206,7 +212,9 @@ class Loop:
             self.sleep(wait_s)
 
     def step(self) -> Look:
-        """Decide and act once: for the name, or else for the first of its domains that needs something."""
+        """Decide and act once, for the name, or else for the first of its domains that has something to do. Returns the
+        look.
+        """
         self._collect()
         # First: the rollback of a champion is news, whatever this look decides.
         with closing(open_database()) as database:
@@ -224,7 +232,7 @@ class Loop:
         return next((each for each in found if each.do != "wait"), seen)
 
     def _do(self, config: RunConfig, domain: Domain | None) -> Look:
-        """Decide the next action of one name or domain, journal the decision, and carry it out."""
+        """Decide the next action of one name or domain, write the decision to the journal, and carry it out."""
         name = self.name if domain is None else domain.name
         seen = look(config, name, self.rows, self.clock(), domain)
         self.rows = self.rows if seen.rows.key is None else seen.rows
@@ -240,7 +248,7 @@ class Loop:
         return seen
 
     def _open(self, config: RunConfig, name: str, seen: Look, domain: Domain | None) -> None:
-        """Open a cycle: its settings are written down. The same rows, settings and champion are the same cycle."""
+        """Open a cycle and record its settings. The same rows, settings and champion give the same cycle."""
         assert seen.rows.snapshot is not None, "looked at"
         with closing(open_database()) as database:
             champion = champion_of(database, self.name)
@@ -277,8 +285,9 @@ class Loop:
         self._close(cycle, *ended)
 
     def _fail(self, cycle: CycleRow, station: str, error: Exception) -> None:
-        """Count a failure. After a full disk or a busy home the loop waits without counting; refused rows fail the
-        cycle at once."""
+        """Count a failure. After a full disk or a busy home the loop waits without counting; refused rows end the cycle
+        as failed at once.
+        """
         text = first_line(error)
         is_full = isinstance(error, DoesNotFit) or (isinstance(error, OSError) and error.errno in UNWRITABLE)
         self.failure = error if isinstance(error, HivetuneError) else HivetuneError(text)
@@ -301,7 +310,9 @@ class Loop:
         self._send(event, cycle.name if release is None else release.label, reason)
 
     def must_end(self, cycle: CycleRow, within_s: float) -> str:
-        """Return why the work of a cycle has to end within `within_s` seconds, or "". A person's pause ends it too."""
+        """Return the reason why a cycle's work has to end within `within_s` seconds, such as the window or a person's
+        pause; "" if it may go on.
+        """
         if (loop_folder(self.name) / record.PAUSED).exists():
             return "paused by a person"
         now_s = self.clock()
@@ -316,7 +327,7 @@ class Loop:
         return before != text
 
     def _send(self, event: str, release: str, reason: str) -> None:
-        """Send the notice of an event, once per event: a disk that stays full is reported once."""
+        """Send the notice of an event once: a disk that stays full is reported once."""
         command = self.config.cycle.notify
         if not command or event not in NOTICES:
             return
@@ -328,14 +339,16 @@ class Loop:
                 self.say(f"a notice was not sent: {problem}")
 
     def _report(self, topic: str, text: str) -> None:
-        """Journal a problem once, until it changes or ends (an empty text)."""
+        """Write a problem to the journal once, until its text changes. An empty text means that the problem has
+        ended.
+        """
         if self._is_news(topic, text) and text:
             self.say(text)
             with suppress(OSError):  # a full disk is told by the station that needs it
                 self.journal.append("problem", words=text)
 
     def _collect(self) -> None:
-        """Collect from each source. One that is missing is skipped: the cycle continues with the others' rows."""
+        """Collect from each source. A missing source is skipped, and the cycle continues with the others' rows."""
         for source in self.config.cycle.sources:
             try:
                 problem = _collect_from(source)
@@ -352,7 +365,7 @@ class Loop:
 
 
 def _collect_from(source: str) -> str:
-    """Collect from a source; return why nothing comes from a server that is gone, or ""."""
+    """Collect from a source. Returns the problem if its server can't be reached, else ""."""
     readers, stop, began = parse_sources([source]), Event(), time.monotonic()
 
     def give_up(collected: Collected) -> None:
@@ -365,7 +378,7 @@ def _collect_from(source: str) -> str:
 
 
 def notice(event: str, release: str, reason: str) -> dict[str, Any]:
-    """Return the document of an event of `NOTICES`. `release`: NAME@VERSION, or NAME where it is about the loop."""
+    """Return the JSON document of an event of `NOTICES`. `release`: NAME@VERSION, or NAME for an event of the loop."""
     kind, beginning = NOTICES[event]
     # `text` is one printable line: a reason may quote what a stranger sent.
     text = f"{beginning.format(release)}: {reason}"
@@ -376,8 +389,9 @@ def notice(event: str, release: str, reason: str) -> dict[str, Any]:
 
 
 def send_notice(document: dict[str, Any], command: Sequence[str]) -> str:
-    """Run the command, without a shell, with the notice as JSON on its standard input, and return why it failed, or
-    "". It never raises: the loop continues whatever becomes of a notice."""
+    """Run the command, without a shell, with the notice as JSON on its standard input. Returns the reason of a failure,
+    or "". It never raises, so that a failed notice does not stop the loop.
+    """
     # Without a shell: a reason may quote what a stranger sent.
     null = subprocess.DEVNULL
     try:
@@ -395,7 +409,7 @@ def send_notice(document: dict[str, Any], command: Sequence[str]) -> str:
 
 @contextmanager
 def opened(config: RunConfig, say: Callable[[str], None] = lambda words: None) -> Iterator[Loop]:
-    """Yield the loop of this config, which no other process may run meanwhile. Raises Busy, UsageError."""
+    """Yield the loop of this config, locked against other processes. Raises Busy, UsageError."""
     name = release_name(config)
     folder = loop_folder(name)
     with ExitStack() as stack:
@@ -406,7 +420,7 @@ def opened(config: RunConfig, say: Callable[[str], None] = lambda words: None) -
 
 
 def release_name(config: RunConfig) -> str:
-    """Return the name of the releases of a config. Raises UsageError for a config whose cycle can't run."""
+    """Return the release name of a config. Raises UsageError for a config whose cycle can't run."""
     if config.cycle.window is not None:
         parse_window(config.cycle.window)
     parse_sources(config.cycle.sources)

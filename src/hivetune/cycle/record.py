@@ -33,7 +33,9 @@ CycleEnd = Literal["promoted", "refused", "ready", "failed", "given_up", "rolled
 
 @dataclass(frozen=True)
 class Domain:
-    """A domain of the name `of`. `by`: agent or category. `shares`: how many domains share the error level."""
+    """A domain of the name `of`. `by`: "agent" or "category". `shares`: the number of domains that share the error
+    level.
+    """
 
     of: str
     by: str
@@ -42,7 +44,7 @@ class Domain:
 
     @property
     def name(self) -> str:
-        """Return the name under which the domain's releases are registered, such as helpdesk-coder."""
+        """Return the name of the domain's releases, such as helpdesk-coder."""
         # The characters that a release's name may have.
         return f"{self.of}-{re.sub('[^a-z0-9]+', '-', self.value).strip('-')}"
 
@@ -51,16 +53,17 @@ class Domain:
 
 
 def domain_value(row: PoolRow, by: str) -> str:
-    """Return the agent or category of a row, spelled as the gateway compares it with what a request declares."""
+    """Return the agent or category of a row, normalized as the gateway does before it compares the two."""
     # "Billing  TEAM" of one client and "billing team" of another are one domain.
     return " ".join(((row.agent if by == "agent" else row.category) or "").split()).casefold()
 
 
 @dataclass(frozen=True)
 class CycleRow:
-    """A row of `cycles`. `config`: the settings that it was opened with. `champion`: the release that was champion
-    then. `failures`: of `station`, in a row, the last at `failed_at`, seconds since 1970, because of `words`. `closed`
-    is None while it is open. `domain`: None for a name's own cycle."""
+    """A row of `cycles`. `config`: the settings that it was opened with. `champion`: the champion at that time.
+    `failures`: number of consecutive failures of `station`; `failed_at` (seconds since 1970) and `words` are of the
+    last one. `closed` is None while the cycle is open. `domain`: None for a name's own cycle.
+    """
 
     id: str
     name: str
@@ -113,7 +116,7 @@ def _cycle(*row: Any) -> CycleRow:
 
 
 def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> None:
-    """Open a cycle. One that failed is opened again; one that ended otherwise stays closed."""
+    """Open a cycle, or open a failed one again. A cycle that ended otherwise stays closed."""
     domain = None if cycle.domain is None else json.dumps(asdict(cycle.domain))
     about = (cycle.id, cycle.name, cycle.opened, cycle.opened_for, json.dumps(dict(cycle.config)), cycle.champion)
     columns = "id, name, opened, opened_for, config, champion, domain"
@@ -126,8 +129,9 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> None:
 def fail_station(
     database: sqlite3.Connection, cycle: CycleRow, station: str, words: str, now: float, *, counts: bool
 ) -> int:
-    """Note a failure of a station; return how many there were in a row. `counts`: a wait for a disk or for another
-    process does not."""
+    """Record a failure of a station; return the number of consecutive failures. `counts`: False for a wait for a disk
+    or another process, which is not a failure.
+    """
     # Those of another station are forgotten: the cycle has come further. The death of the loop's own process is none:
     # whoever kills it, the same call continues.
     changes = "failures = failures * (station = ?1) + ?2, station = ?1, words = ?3, failed = ?4"
@@ -140,8 +144,9 @@ def fail_station(
 def end_cycle(
     database: sqlite3.Connection, cycle: CycleRow, end: CycleEnd, reason: str, now: float, trained: Collection[str] = ()
 ) -> None:
-    """Close a cycle. `trained`: ids of the rows that it or the champion of its time trained on or held out, which no
-    longer count as new."""
+    """Close a cycle. `trained`: ids of the rows that it or its champion trained on or held out, which are no longer
+    new.
+    """
     # With its end, in one transaction: rows of a cycle that a kill left open are still new.
     with transaction(database):
         rows = ((cycle.name, identity) for identity in trained)
@@ -151,8 +156,7 @@ def end_cycle(
 
 
 def newly_rolled_back(database: sqlite3.Connection, name: str) -> list[Release]:
-    """Return the releases of promoted cycles of a name and its domains that were rolled back since, and mark their
-    cycles: each is returned once."""
+    """Return the releases of promoted cycles, of a name and its domains, that were rolled back since the last call."""
     # Written down one by one: a kill between two tells none twice and loses none but the one that it hit.
     found = []
     for cycle in _cycles(database, "ending = 'promoted' AND ?1 IN (name, domain ->> 'of') ORDER BY opened", name):
@@ -172,13 +176,15 @@ def trained_rows(database: sqlite3.Connection, name: str) -> frozenset[str]:
 
 
 def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
-    """Return the release that was registered from a cycle's run."""
+    """Return the release that was registered from a cycle's run, or None."""
     run = cycle.run.resolve()  # a release may be known by a name of the home that led through a link
     return next((release for release in releases(database, cycle.name) if Path(release.run).resolve() == run), None)
 
 
 def measured_document(path: Path) -> dict[str, Any]:
-    """Return the JSON document that a station wrote, or {} if it is missing or damaged, since it can be made again."""
+    """Return the JSON document that a station wrote; {} if it is missing or damaged, since the station can write it
+    again.
+    """
     try:
         return read_document(path)
     except UsageError:
@@ -186,5 +192,5 @@ def measured_document(path: Path) -> dict[str, Any]:
 
 
 def gate_of(cycle: CycleRow) -> dict[str, Any]:
-    """Return the JSON document of a cycle's verdict, or {} before there is one."""
+    """Return the JSON document of a cycle's verdict, {} if there is none yet."""
     return measured_document(cycle.folder / GATE)

@@ -46,8 +46,10 @@ SHOWN_SOURCES = 5  # a person looks at the largest first
 
 @dataclass(frozen=True)
 class RowsNow:
-    """All current rows of the config. `groups`: number of groups with new usable rows, and of the champion's rows that
-    were forgotten since the last cycle. `problem`: why the rows can't be trained. `key`: what they were read from."""
+    """All current rows of the config. `groups`: number of groups with new usable rows, plus the champion's rows that
+    were forgotten since the last cycle. `problem`: the reason why the rows can't be trained, or "". `key`: the state of
+    the inputs, to notice changes.
+    """
 
     snapshot: Snapshot | None = None
     groups: int = 0
@@ -58,7 +60,7 @@ class RowsNow:
 def read_rows_now(
     config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, before: RowsNow
 ) -> RowsNow:
-    """Return the rows; those of the look before where neither the inputs nor the trained rows changed."""
+    """Return the current rows. `before` is returned again if neither the inputs nor the trained rows have changed."""
     key: tuple[Any, ...] | None = None
     try:
         behind = None if champion is None else champion.snapshot
@@ -82,7 +84,9 @@ def read_rows_now(
 
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
-    """Return a key that changes whenever the rows may have changed: the store's counts, and size and time of files."""
+    """Return a key that changes whenever the rows may have changed: the store's counts, and the size and time of each
+    file.
+    """
     # A look comes each minute; preparing a million rows only to find the same takes longer than that.
     counts = "count(*), max(rowid), count(feedback), total(feedback), total(length(row))"
     marks: list[Any] = [
@@ -98,18 +102,19 @@ def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
 
 
 def pool_of(config: RunConfig) -> Snapshot:
-    """Return all rows of the config, before a cycle leaves any out. Raises what preparing raises."""
+    """Return the snapshot of all rows of the config, before a cycle leaves any out. Raises as `prepare_data`."""
     return prepare_data(config, fetch_model(config.model, template=config.template))
 
 
 def known_rows(database: sqlite3.Connection, name: str, champion: Release | None) -> frozenset[str]:
-    """Return the ids of the rows that are not new: a cycle had them, or the champion was made with them."""
+    """Return the ids of the rows that are not new: those of earlier cycles and of the champion."""
     return trained_rows(database, name) | rows_behind(database, champion)
 
 
 def rows_behind(database: sqlite3.Connection, release: Release | None) -> frozenset[str]:
     """Return the ids of the rows that a release was trained on or judged by, even if a person registered it. If its
-    snapshot is gone or damaged, return the rows of all cycles of its name."""
+    snapshot is gone or damaged, return the rows of all cycles of its name.
+    """
     if release is None:
         return frozenset()
     with contextlib.suppress(UsageError):
@@ -123,7 +128,7 @@ def ids_of(snapshot: Snapshot) -> frozenset[str]:
 
 
 def rows_of(cycle: CycleRow) -> list[PoolRow]:
-    """Return the rows that the run of a cycle trained on or held out; none where it is gone."""
+    """Return the rows that a cycle's run trained on or held out; an empty list if the run is gone."""
     try:
         return list(open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
     except (UsageError, KeyError):
@@ -133,9 +138,10 @@ def rows_of(cycle: CycleRow) -> list[PoolRow]:
 def choose_rows(
     rows: Sequence[PoolRow], known: Collection[str], budget_tokens: int | None, domain: Domain | None = None
 ) -> dict[str, str]:
-    """Return id -> reason of the rows that a cycle leaves out. `known`: ids of the rows that cycles had or that the
-    champion was made with. `budget_tokens`: of the trained rows, each counted once; None for no limit. `domain`: the
-    rows of all others are left out."""
+    """Return id -> reason of each row that a cycle leaves out. `known`: ids of the rows of earlier cycles and of the
+    champion. `budget_tokens`: the limit of trained tokens, each row counted once; None for no limit. `domain`: rows
+    outside it are left out.
+    """
     # A release's own answer is never evidence, so that no release judges its successors.
     left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
     left_out |= {row.id: "other-domain" for row in rows if domain is not None and not domain.holds(row)}
@@ -158,14 +164,15 @@ def _oldest_first(row: PoolRow) -> tuple[Hashable, ...]:
 
 
 def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
-    """Return a sort key that is the same for the same rows."""
+    """Return a sort key that depends on the row's content only."""
     # Keyed, so that nobody can write rows that are always or never replayed.
     return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
 
 
 def affordable_tokens(config: RunConfig, rows: Sequence[PoolRow], hours: float | None) -> int | None:
-    """Return how many tokens of rows fit the budget, at least those of a few steps; None where all fit. `hours`: of
-    all, as planned."""
+    """Return the number of tokens that fit the budget, at least those of a few steps; None if all rows fit. `hours`:
+    the planned time for all rows.
+    """
     budget, lengths = config.cycle.hours, [row.length for row in rows if row.split == "train"]
     if budget is None or hours is None or hours <= budget or not lengths:
         return None
@@ -174,7 +181,9 @@ def affordable_tokens(config: RunConfig, rows: Sequence[PoolRow], hours: float |
 
 
 def planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, str]:
-    """Plan a training on all rows: the upper end of its hours, None if unknown, and why it does not fit."""
+    """Return (upper end of the planned hours for all rows, None if unknown; reason why the plan does not fit,
+    or "").
+    """
     lengths = [row.length for row in rows if row.split == "train"]
     plan = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
     document = plan_document(plan)
@@ -183,7 +192,9 @@ def planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, s
 
 
 def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
-    """Return 12 hex digits: the same rows to choose from, settings, base model and champion are the same cycle."""
+    """Return the cycle's id, 12 hex digits: a hash of the rows to choose from, the settings, the base model and the
+    champion.
+    """
     # By content: a base that was downloaded again is the same.
     model = folder_for(config.model, config.template) / MANIFEST
     parts = {
@@ -199,15 +210,16 @@ def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str
 
 
 def by_source(rows: Iterable[PoolRow]) -> str:
-    """Return the number of rows of each source in words, the largest first."""
+    """Return the number of rows of each source as text, the largest first."""
     counts = Counter(row.source.rpartition(":")[0] or row.source for row in rows).most_common()
     more = [f"{len(counts) - SHOWN_SOURCES} more sources"] if len(counts) > SHOWN_SOURCES else []
     return ", ".join([*(f"{count} of {source}" for source, count in counts[:SHOWN_SOURCES]), *more])
 
 
 def domains_of(config: RunConfig, rows: Iterable[PoolRow]) -> list[Domain]:
-    """Return the domains that have enough rows, by name. A value that makes no name of a release, or the same one as
-    another value, has none."""
+    """Return the domains that have enough rows, by name. A value that gives no valid release name, or the name of
+    another value, is not a domain.
+    """
     of, by = config.cycle.name, config.cycle.by
     if of is None or by is None:
         return []

@@ -1,8 +1,8 @@
 """One cycle, straight from its rows to its end: `run_cycle`.
 
-Killed anywhere, the same call continues: each station finds its result and is done, or begins again. A result is of
-this adapter and this champion, compared by their hashes. Long work ends with the window, and computes only while nobody
-else wants the processor.
+If it is killed, the same call continues: each station either finds its result or begins again. A result belongs to one
+adapter and one champion, compared by their hashes. Long work ends with the window, and computes only while no other
+process wants the processor.
 """
 
 import shutil
@@ -49,13 +49,14 @@ Ended = tuple[CycleEnd, str]
 
 
 class WindowEnded(HivetuneError):
-    """Raised when the time window or a person ends a station's work. Nothing failed."""
+    """Raised when the time window or a person ends a station's work. It is not a failure."""
 
 
 @dataclass
 class Work:
-    """The context of a cycle's stations. `must_end`: why work has to end within `within_s` seconds, "" while it
-    has not. `at`: the station that was entered last."""
+    """The context of a cycle's stations. `must_end`: called with seconds, returns the reason why work has to end within
+    them, or "". `at`: the station that was entered last.
+    """
 
     cycle: CycleRow
     config: RunConfig
@@ -66,8 +67,9 @@ class Work:
 
     @contextmanager
     def station(self, name: str) -> Iterator[list[str]]:
-        """Enter a station; its begin and end are written down. Yields a list to which the station adds its results, in
-        words."""
+        """Enter a station, and write its begin and its end to the journal. Yields a list to which the station appends
+        its results as text.
+        """
         self.at = name
         self.journal.append("begin", cycle=self.cycle.id, station=name)
         self.journal.sync()  # what a power cut ends is named, not guessed
@@ -88,7 +90,7 @@ class Work:
             self.say(f"{name} {outcome}: {'; '.join(words)}")
 
     def progress(self, done: int, total: int | None) -> None:
-        """End the station, by WindowEnded, when work has to end. It is the progress of what it does."""
+        """Raise WindowEnded when work has to end. Stations pass it as the progress callback of their work."""
         if why := self.must_end(ENDING_S):
             raise WindowEnded(why)
 
@@ -99,13 +101,14 @@ def first_line(error: Exception) -> str:
 
 
 def settings_then(cycle: CycleRow) -> RunConfig:
-    """Return the config that a cycle was opened with. A later change counts for the next cycle."""
+    """Return the config that a cycle was opened with. Later changes apply to the next cycle."""
     return parse_config(cycle.config, f"cycle {cycle.id}")
 
 
 def run_cycle(work: Work) -> Ended:
-    """Bring the cycle to its end, and return how and why it ended; `close_cycle` writes it. Raises WindowEnded,
-    Stopped, and what fails on the way."""
+    """Run the cycle to its end; return its outcome and the reason, which `close_cycle` writes. Raises WindowEnded,
+    Stopped, and the errors of its stations.
+    """
     if ended := _over(work.cycle):
         return ended
     run = ensure_run(work)
@@ -129,7 +132,9 @@ def run_cycle(work: Work) -> Ended:
 
 
 def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
-    """Close the cycle and return why it ended. A refusal names its new rows by source, for a person to look at."""
+    """Close the cycle and return the reason. After a refusal it lists the new rows by source, for a person to
+    examine.
+    """
     trained = [] if end in ("failed", "given_up") else rows.rows_of(cycle)
     with closing(open_database()) as database:
         # The champion of the time when the cycle was opened, whatever was promoted since.
@@ -151,8 +156,9 @@ def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
 
 
 def _over(cycle: CycleRow) -> Ended | None:
-    """Return how a cycle ended that needs no more work, else None: its release was already promoted or rolled back, or
-    its rows or base model have changed."""
+    """Return the outcome of a cycle that needs no more work, else None: its release was already promoted or rolled
+    back, or its rows or base model have changed.
+    """
     with closing(open_database()) as database:
         if release := record.release_of(database, cycle):
             if release.withdrawn:
@@ -173,7 +179,7 @@ def _over(cycle: CycleRow) -> Ended | None:
 
 
 def ensure_run(work: Work) -> Run:
-    """Return the run of the cycle, made of its chosen rows with its plan. From then on its rows are those."""
+    """Return the run of the cycle, created from its chosen rows and its plan. Later calls return the same run."""
     folder, domain = work.cycle.run, work.cycle.domain
     if (folder / RECORD).exists() and Path(read_record(folder).get("snapshot", "")).is_dir():
         return load_run(folder)
@@ -211,7 +217,7 @@ def ensure_trained(work: Work, run: Run) -> None:
             step_s, stepped = time.monotonic() - stepped, time.monotonic()
 
         def ends() -> int:
-            """Return 1 to end after a checkpoint."""
+            """Return 1 if the run has to end after its next checkpoint, else 0."""
             nonlocal why
             # The time for the step at hand, and as long again for its checkpoint.
             why = why or work.must_end(max(SAVING_S, 2 * step_s))
@@ -244,7 +250,7 @@ def ensure_evaluated(work: Work, run: Run) -> None:
 
 
 def ensure_judged(work: Work, run: Run) -> dict[str, Any]:
-    """Return the document of the verdict against base and champion. Another champion needs another verdict."""
+    """Return the document of the verdict against base and champion. It is made anew if the champion has changed."""
     cycle, rival, adapter = work.cycle, _rival(work.cycle), adapter_hash(run.folder)
     if _is_of(document := record.gate_of(cycle), adapter, rival):
         return document
@@ -256,7 +262,7 @@ def ensure_judged(work: Work, run: Run) -> dict[str, Any]:
 
 
 def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
-    """Return the document of the verdict."""
+    """Return a new document of the verdict."""
     label = None if rival is None else rival.label
     with closing(open_database()) as database:
         known = rows.rows_behind(database, rival)
@@ -281,7 +287,7 @@ def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
 
 
 def ensure_registered(work: Work, run: Run) -> Release:
-    """Return the release of the run, exported, proven and registered."""
+    """Return the release of the run after its export, its proof and its registration."""
     with closing(open_database()) as database:
         release = record.release_of(database, work.cycle)
     if release is None:
@@ -295,12 +301,14 @@ def ensure_registered(work: Work, run: Run) -> Release:
 
 
 def _rival(cycle: CycleRow) -> Release | None:
-    """Return the champion that a cycle's candidate has to beat now: its name's, or for a domain the shared one."""
+    """Return the champion that a cycle's candidate has to beat now: its name's, or for a domain the shared one; None if
+    there is none.
+    """
     with closing(open_database()) as database:
         return champion_of(database, cycle.name if cycle.domain is None else cycle.domain.of)
 
 
 def _is_of(document: dict[str, Any], adapter: str, rival: Release | None) -> bool:
-    """Return whether a document is of this adapter, and against this rival."""
+    """Return whether a document was measured with this adapter, against this rival."""
     label = None if rival is None else rival.label
     return (document.get("adapter_sha256"), document.get("rival")) == (adapter, label)

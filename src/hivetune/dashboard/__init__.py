@@ -1,1 +1,1 @@
-"""The dashboard: what continues in a home, for people. It reads run folders and hive.db only, without a lock."""
+"""The dashboard: the work that goes on in a home, for people. It only reads run folders and hive.db, without a lock."""

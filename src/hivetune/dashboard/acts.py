@@ -20,8 +20,9 @@ MAX_REASON_CHARS = 500  # a sentence or two in the history
 
 
 def _ask(request: PageRequest, title: str, says: str, button: str, command: str, back: str, **more: Any) -> Page:
-    """Return the page that asks for confirmation. `command`: the equal command. `reason`: whether the form has a field
-    for one. `hidden`: values that the form carries."""
+    """Return the page that asks for confirmation. `command`: the equivalent command. `reason`: whether the form has a
+    field for a reason. `hidden`: values that the form carries along.
+    """
     values = {"says": says, "button": button, "command": command, "back": back, "reason": False, "hidden": {}, **more}
     return Page("confirm.html", title, {**values, "path": request.path})
 
@@ -105,7 +106,7 @@ def forgetting(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _subject(fields: Mapping[str, str]) -> tuple[ForgetKind, str]:
-    """Return the kind and name to forget, from the form's fields. Raises UsageError."""
+    """Return the kind and the name of what to forget, from the form's fields. Raises UsageError."""
     kinds: tuple[ForgetKind, ...] = get_args(ForgetKind)
     kind, value = next((kind for kind in kinds if kind == fields.get("kind")), None), fields.get("value", "").strip()
     if kind is None or not value:

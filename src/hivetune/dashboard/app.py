@@ -45,18 +45,20 @@ _T = TypeVar("_T")
 
 
 class _Forged(HivetuneError):
-    """Raised for a form without the token of its page (cross-site request forgery)."""
+    """Raised for a form without a valid token of its page (cross-site request forgery)."""
 
 
 STATUSES: Mapping[type[Exception], int] = {_Forged: 403, NotDeployed: 409, Busy: 409, UsageError: 400, NotThere: 404}
 
 
 def dashboard_addition() -> Addition:
-    """Return routes and door of the dashboard."""
+    """Return the dashboard's routes with their access rule."""
     watcher, thread = Watcher(), ThreadPoolExecutor(1, "dashboard")
 
     async def drawn(make: Callable[[], _T]) -> _T:
-        """Return what `make` returns. All pages are made in one thread: training comes first."""
+        """Return the result of `make`, called in the one thread that makes all pages, so that training has
+        precedence.
+        """
         return await asyncio.get_running_loop().run_in_executor(thread, make)
 
     async def answered(make: MakePage, request: Request) -> Response:
@@ -64,7 +66,9 @@ def dashboard_addition() -> Addition:
         return HTMLResponse(await drawn(lambda: whole(make(watcher, asked), asked)))
 
     async def reviewed(request: Request) -> Response:
-        """Do an act on a stored row. A script gets the row as it is now, a browser without one the page again."""
+        """Perform an action on a stored row. The response to a script is the changed row; to a browser without one, the
+        whole page.
+        """
         form = await _checked_form(request)
         row = await drawn(partial(act_on_row, form))
         if request.headers.get("accept") == "application/json":
@@ -92,7 +96,7 @@ def _page_request(request: Request, form: Mapping[str, str] | None = None) -> Pa
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form, each once. Raises UsageError."""
+    """Return the fields of a form. Raises UsageError, also for a repeated field."""
     # Starlette's own reading needs python-multipart, whose parser had CVE-2024-24762. A form here is urlencoded.
     body = b""
     try:
@@ -110,7 +114,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 async def _checked_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form of this dashboard."""
+    """Return the fields of a form that carries this dashboard's token."""
     form = await _form(request)
     if not page.is_equal(form.get("token", ""), page.form_token(_page_request(request).path)):
         raise _Forged("this form is not from this dashboard, or is an old one", hint="open the page again")
@@ -145,7 +149,7 @@ async def _static(path: Path, request: Request) -> Response:
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
-    """Return the message of an error, with its HTTP status."""
+    """Return the page for an error, with its HTTP status."""
     status, message, lines = STATUSES.get(type(error), 500), "an unexpected error; the log of the server has it", []
     match error:
         case HivetuneError():
@@ -163,7 +167,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
 
 
 def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. `on_ready` gets the address. Raises Busy when the port is taken."""
+    """Serve until SIGINT or SIGTERM. `on_ready` is called with the address. Raises Busy if the port is taken."""
     os.nice(LOW_PRIORITY)
     with closing(listen_on(HOST, port)) as listening:
         on_ready(f"http://{HOST}:{listening.getsockname()[1]}{BELOW}/")

@@ -1,4 +1,4 @@
-"""One screen: what runs, what is served, what comes next, and what needs a person."""
+"""The overview page: running work, served releases, next steps, and problems that need a person."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ RECENT_RUNS = 5  # the screen has 24 lines
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Something that a person may do: why, and the one command that does it."""
+    """Something that a person may do: the reason, and the command that does it."""
 
     why: str
     command: str
@@ -29,9 +29,10 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class CycleLoop:
-    """A cycle's loop. `pid`: None while it does not run. `last`: what it did last, `ended`: how its newest closed cycle
-    ended and why, in words. `failed`: why its newest cycle failed, else empty. `action`, `reason`: its newest decision,
-    at `decided`, seconds since 1970."""
+    """A cycle's loop. `pid`: None if it is not running. `last`: its last event as text. `ended`: outcome and reason of
+    its newest closed cycle. `failed`: why its newest cycle failed, else empty. `action`, `reason`: its newest decision,
+    made at `decided` (seconds since 1970).
+    """
 
     name: str
     pid: int | None
@@ -46,8 +47,9 @@ class CycleLoop:
 
 @dataclass(frozen=True)
 class Overview:
-    """The screen. `gateway_pid`: None while no gateway runs. `needs`: what waits for a person. `next`: what could
-    follow."""
+    """The content of the page. `gateway_pid`: None if no gateway is running. `needs`: problems that wait for a person.
+    `next`: possible next steps.
+    """
 
     running: tuple[RunStatus, ...]
     recent: tuple[RunStatus, ...]
@@ -59,14 +61,15 @@ class Overview:
     next: tuple[Suggestion, ...]
 
     def document(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return the overview as plain values for JSON."""
         champions = [{"release": r.label, "model": r.model, "verdict": r.verdict} for r in self.champions]
         return {**to_plain(self), "champions": champions}
 
 
 def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
-    """Return the overview of this home. A missing home is empty. `statuses`: the status of every run, if it is
-    known already."""
+    """Return the overview of this home; a missing home gives an empty one. `statuses`: the status of every run, if the
+    caller has it.
+    """
     runs = sorted(known_runs() if statuses is None else statuses, key=lambda status: status.created, reverse=True)
     with open_existing_database() as database:
         registered = releases(database)
@@ -95,7 +98,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
 
 
 def cycle_loop(database: sqlite3.Connection, name: str) -> CycleLoop:
-    """Return the loop of a name, which is in `loop_names`."""
+    """Return the loop of a name from `loop_names`."""
     folder = loop_folder(name)
     # The tail alone: the journal of a loop grows for years.
     holder, cycles, entries = lock_holder(folder), cycles_of(database, name), read_tail(folder / JOURNAL)
@@ -119,8 +122,9 @@ def cycle_loop(database: sqlite3.Connection, name: str) -> CycleLoop:
 def needs_of(
     runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], tainted: Mapping[str, int]
 ) -> Iterator[Suggestion]:
-    """Yield the problems that need a person. `names`: name of each run on the command line. `tainted`: label ->
-    rows of the release that were forgotten since."""
+    """Yield the problems that need a person. `names`: the name of each run on the command line. `tainted`: label of a
+    release -> number of its rows that were forgotten since.
+    """
     for status in runs:
         name = names[status.run]
         what = {
@@ -140,7 +144,7 @@ def needs_of(
 
 
 def _next_steps(has_runs: bool, interactions: int, *, unserved: bool) -> Iterator[Suggestion]:
-    """Yield what a new home needs first, and a gateway where a champion waits for one."""
+    """Yield the first steps of a new home, and starting a gateway if a champion is not served."""
     # What follows a run or a release is said by the command that made it.
     if not has_runs:
         yield Suggestion("see the whole walk on a small model", "hivetune demo")

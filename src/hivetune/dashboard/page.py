@@ -38,8 +38,9 @@ STATIC = {
 
 @dataclass(frozen=True)
 class PageRequest:
-    """A request as pages see it. `path` begins after /dashboard. `named`: the parameters in the path. `form`: posted
-    fields; None for a page that is only looked at."""
+    """A request for a page. `path` begins after /dashboard. `named`: the parameters in the path. `form`: posted fields;
+    None for GET.
+    """
 
     path: str
     named: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class Page:
-    """A page before it is HTML. `live`: its content is refreshed while it is open."""
+    """A page before it is HTML. `live`: the browser keeps refreshing its content."""
 
     template: str
     title: str
@@ -62,7 +63,7 @@ MakePage = Callable[[Watcher, PageRequest], Page]
 
 @contextmanager
 def of_this_version(path: Path) -> Iterator[None]:
-    """Raise UsageError for a document that lacks a shown field, perhaps of another version."""
+    """Raise UsageError if a document lacks a field that the page shows; another version may have written it."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, jinja2.UndefinedError) as error:
@@ -71,14 +72,14 @@ def of_this_version(path: Path) -> Iterator[None]:
 
 
 def whole(page: Page, request: PageRequest, *, signed_in: bool = True) -> str:
-    """Return the HTML document of a page with its frame."""
+    """Return a page as a complete HTML document."""
     here = "/" + request.path.strip("/").partition("/")[0]
     frame = {"title": page.title, "live": page.live, "signed_in": signed_in, "here": here, "made": time.time()}
     return fragment(page.template, {**frame, **page.values})
 
 
 def fragment(template: str, values: Mapping[str, Any]) -> str:
-    """Return a template, or a piece of a page, as HTML."""
+    """Return a template filled with these values as HTML."""
     return _environment().get_template(template).render(**values)
 
 
@@ -99,14 +100,14 @@ def link(path: str, text: str) -> Markup:
 
 
 def moment(seconds: float) -> Markup:
-    """Return a time of this machine's clock; a dash where it is unknown (0)."""
+    """Return a time of this machine's clock as HTML; a dash for 0, which means unknown."""
     local = time.localtime(seconds)
     shown, exact = time.strftime("%Y-%m-%d %H:%M:%S", local), time.strftime("%Y-%m-%dT%H:%M:%S%z", local)
     return Markup('<time datetime="{}">{}</time>').format(exact, shown) if seconds else Markup("-")
 
 
 def _ago(seconds: float) -> Markup:
-    """Return a time, and how long ago it was."""
+    """Return a time and its age as HTML."""
     return moment(seconds) + f" ({duration(max(0.0, time.time() - seconds))} ago)"
 
 
@@ -116,7 +117,7 @@ def _count(value: int, singular: str, many: str = "") -> str:
 
 
 def _cell(value: Any) -> Any:
-    """Return a number as a cell of a table shows it, with its thousands separated. None is a dash."""
+    """Return a value as the text of a table's cell: numbers with separated thousands, None as a dash."""
     # Losses and rates are floats, counts are not.
     if value is None or isinstance(value, float):
         return number(value)
@@ -126,7 +127,7 @@ def _cell(value: Any) -> Any:
 # A token of its own, not that of a gateway's client: a client that may ask a model may not promote one. Cookie and
 # forms carry values derived from it, so that neither reveals it.
 def dashboard_token(*, new: bool = False) -> str:
-    """Return the token of this home, made where there is none. `new`: make another one, which signs everybody out."""
+    """Return the token of this home, created if there is none. `new`: replace it, which signs everybody out."""
     if new or not _path().exists():
         make_folder(_path().parent)
         write_atomic(_path(), secrets.token_urlsafe(32).encode())
@@ -134,17 +135,17 @@ def dashboard_token(*, new: bool = False) -> str:
 
 
 def cookie_name() -> str:
-    """Return the name of this home's cookie."""
+    """Return the name of the cookie for this home."""
     return cookie_of_home("hivetune-dashboard")
 
 
 def cookie_value() -> str:
-    """Return the value of the cookie, empty while there is no token."""
+    """Return the value of the cookie; empty if there is no token yet."""
     return _derived("cookie")
 
 
 def form_token(path: str) -> str:
-    """Return the value that the form which posts to `path` carries."""
+    """Return the token that the form posted to `path` must carry."""
     return _derived(f"form {path}")
 
 
@@ -159,7 +160,7 @@ def is_equal(value: str, expected: str) -> bool:
 
 
 def dashboard_door() -> Door:
-    """Return the access rule of everything below /dashboard."""
+    """Return the access rule for everything below /dashboard."""
     return Door(
         client_of=lambda value: "owner" if is_equal(value, cookie_value()) or is_token(value) else None,
         below=BELOW,

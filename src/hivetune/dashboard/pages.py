@@ -1,4 +1,4 @@
-"""The pages to look at: the overview, runs, releases and the data."""
+"""The pages that only show something: the overview, runs, releases and data."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def now_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _rows_of(runs: Found) -> list[tuple[Any, ...]]:
-    """Return the rows of a table of runs."""
+    """Return the rows of the table of runs."""
     state, rows = Markup('<span class="state {0}">{0}</span>'), []
     for identity, _, each in runs:
         named = (link(f"/runs/{identity}", short_path(each.run)), state.format(each.state))
@@ -70,7 +70,7 @@ def _rows_of(runs: Found) -> list[tuple[Any, ...]]:
 
 
 def _result(run: Path) -> Mapping[str, Any]:
-    """Return the last document of `train --json`; empty where there is none or it is damaged, as its status says."""
+    """Return the last document of `train --json`; empty if it is missing or damaged, which the run's status reports."""
     with contextlib.suppress(UsageError):
         return read_record(run).get("result") or {}
     return {}
@@ -82,7 +82,7 @@ def runs_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _losses(found: Found) -> Markup:
-    """Return the smoothed losses of the newest runs over each other, the newest as the strongest line."""
+    """Return a plot of the smoothed losses of the newest runs, with the newest as the strongest line."""
     # By its path: all runs of cycles are called `run`.
     losses = [(short_path(run.path), run.read.curves["loss"]) for _, run, _ in found]
     drawn = [(name, series) for name, series in losses if len(series) > 2][:RUNS_OVER_EACH_OTHER]
@@ -112,7 +112,9 @@ def run_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _plot(run: WatchedRun, name: str, title: str) -> Markup:
-    """Return the means of a curve, with minimum and maximum where a point stands for several; and its smoothed line."""
+    """Return a plot of a curve's means and its smoothed line, with minimum and maximum where a point stands for
+    several.
+    """
     series, validation = run.read.curves[name], run.read.curves["validation"].buckets()
     buckets = series.buckets()
     if not buckets:
@@ -132,7 +134,7 @@ def _plot(run: WatchedRun, name: str, title: str) -> Markup:
 
 
 def named_run(watcher: Watcher, request: PageRequest) -> WatchedRun:
-    """Return the run that an address names. Raises NotThere."""
+    """Return the run named in the address. Raises NotThere."""
     run = watcher.run(request.named["run"])
     if run is None:
         raise NotThere("no run has this id", hint="it may have been deleted; list them: hivetune runs")
@@ -140,7 +142,7 @@ def named_run(watcher: Watcher, request: PageRequest) -> WatchedRun:
 
 
 def evaluation_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show the run's own page of its evaluation, in the dashboard's frame."""
+    """Return the page of the run's evaluation in the dashboard's frame."""
     run = named_run(watcher, request)
     if not (run.path / EVALUATION).exists():
         raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"run hivetune eval {quoted(run.path.name)}")
@@ -197,7 +199,7 @@ def release_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def named_release(request: PageRequest) -> Release:
-    """Return the release that an address names. Raises NotThere."""
+    """Return the release named in the address. Raises NotThere."""
     try:
         with closing(open_database()) as database:
             return find(database, f"{request.named['name']}@{request.named['version']}")
@@ -206,7 +208,7 @@ def named_release(request: PageRequest) -> Release:
 
 
 def data_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show what came in from where, and the snapshots that were made of it."""
+    """Return the page of stored rows by source, and of the snapshots made of them."""
     query = "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?"
     with open_existing_database() as database:
         values = {
@@ -228,7 +230,7 @@ def _snapshot_row(digest: str, path: str, created: float) -> tuple[Any, ...]:
 
 
 def report_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show the snapshot's report, in the dashboard's frame."""
+    """Return the page of a snapshot's report in the dashboard's frame."""
     with closing(open_database()) as database:
         folder = snapshot_folder(database, request.named["snapshot"])
     if folder is None or not (folder / REPORT).is_file():

@@ -1,5 +1,6 @@
-"""Curves as SVG. A plot needs no script and no font, and is readable without seeing colours, since lines differ in
-dashes too. Colours are classes of the style sheet."""
+"""Curves as SVG, without scripts and fonts. Lines also differ in their dashes, so a plot is readable without colours.
+Colours are classes of the style sheet.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,9 @@ ROOM_SHARE = 0.04  # above and below the curves, so that no line lies on the fra
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of a plot. `points`: (x, y) by x. `band`: (x, minimum, maximum), drawn below it. `dots`: the points are
-    marked too. `label`: written at its last point."""
+    """A curve of a plot. `points`: (x, y) in order of x. `band`: (x, minimum, maximum), drawn below the line. `dots`:
+    mark the points too. `label`: text at the last point.
+    """
 
     name: str
     kind: Literal["raw", "smooth", "second"]
@@ -35,8 +37,9 @@ def plot(
     number: Callable[[float], str] = "{:.4g}".format,
     from_zero: bool = False,
 ) -> Markup:
-    """Return a plot; empty where no curve has two points. `summary`: what it shows, in a sentence, for people who do
-    not see it. `number` writes its values. `from_zero`: what is drawn is a share of a whole, such as memory."""
+    """Return a plot; empty if no curve has two points. `summary`: its content in a sentence, for people who do not see
+    it. `number` formats a value. `from_zero`: the vertical axis begins at 0, as for shares of a whole such as memory.
+    """
     drawn = [point for curve in curves for point in curve.points]
     if not any(len(curve.points) > 1 for curve in curves):
         return Markup()
@@ -71,7 +74,9 @@ def plot(
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """Return at most MAX_TICKS + 1 round numbers from `low` to `high`: 1, 2, 2.5 or 5 times a power of ten apart."""
+    """Return at most MAX_TICKS + 1 round numbers from `low` to `high`, with steps of 1, 2, 2.5 or 5 times a power of
+    ten.
+    """
     if not high > low:
         return [low]
     rough = (high - low) / MAX_TICKS

@@ -1,9 +1,9 @@
 """Review: stored answers and rows, worst rated and least certain first, for the person who owns them: good, bad,
 correct, set aside, forget.
 
-Each row is shown as it is stored, so with its redactions, and says whether its last answer is trained. Every act is
-written down with its author, and can be undone, but for forgetting, which removes the row for good. Corrections are
-rows to train from then on.
+Each row is shown as it is stored, with its redactions and with a note whether its last answer is trained. Every action
+is recorded with its author and can be undone, except forgetting, which removes the row for good. A corrected row is
+used for training from then on.
 """
 
 import json
@@ -58,9 +58,10 @@ _COLUMNS = "i.id, i.source, i.agent, i.time, i.feedback, i.row, aside.time, said
 
 @dataclass(frozen=True)
 class ReviewRow:
-    """A stored row as the page shows it. `turns`: role, text as HTML, and whether it is trained. `state`: in words what
-    training makes of it. `answer`: what a correction replaces, None where nothing can be corrected. `reason`: what its
-    client said of it. `place`: its place in the order of the page."""
+    """A stored row for the page. `turns`: role, text as HTML, and whether it is trained. `state`: its use in training,
+    in words. `answer`: the text that a correction replaces, None if nothing can be corrected. `reason`: the client's
+    comment. `place`: its position in the order of the page.
+    """
 
     id: str
     source: str
@@ -97,10 +98,10 @@ def review_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def review_rows(database: sqlite3.Connection, query: Mapping[str, str], after: str = "") -> tuple[int, list[ReviewRow]]:
-    """Return how many rows there are, and those of a page, in their order.
+    """Return the number of rows that match, and those of one page, in order.
 
-    `after`: the place of the last row of the page before, so that a page skips nothing when rows before it were rated.
-    Raises UsageError for an invalid position.
+    `after`: the `place` of the last row of the previous page, so that no row is skipped when earlier ones were rated.
+    Raises UsageError for an invalid place.
     """
     conditions = ["1", *(condition for name, condition in FILTERS.items() if query.get(name))]
     conditions += [RATINGS[query["rating"]]] if query.get("rating") in RATINGS else []
@@ -119,7 +120,7 @@ def review_rows(database: sqlite3.Connection, query: Mapping[str, str], after: s
 
 
 def _place(text: str) -> list[float | str]:
-    """Return the values of `_ORDER` of a row."""
+    """Return the sort values (`_ORDER`) in the text of a place."""
     *numbers, identity = text.split(" ", 3)
     try:
         rating, logprob, moment = map(float, numbers)
@@ -176,19 +177,19 @@ def _shown(turn: Mapping[str, Any]) -> Markup:
 
 
 def _marked(text: str) -> Markup:
-    """Return a text as HTML, cut for display, with what redaction took out marked."""
+    """Return a text as HTML, cut for display, with redactions marked."""
     shown = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
     return Markup(_REDACTED.sub(lambda found: f"<mark>{found[0]}</mark>", str(escape(shown))))
 
 
 def newest_acts(database: sqlite3.Connection, count: int = 10) -> list[tuple[int, str, str, str, float]]:
-    """Return number, interaction, act, author and time of the newest acts that were not undone."""
+    """Return number, interaction, action, author and time of the newest actions that were not undone."""
     query = "SELECT number, interaction, act, by, time FROM acts WHERE undone IS NULL ORDER BY number DESC LIMIT ?"
     return database.execute(query, (count,)).fetchall()
 
 
 def do_act(database: sqlite3.Connection, identity: str, act: str, correction: str, *, by: str) -> None:
-    """Rate, correct or set aside a row, and write the act down with what was before. Raises NotThere, UsageError."""
+    """Rate, correct or set aside a row, and record the action with the previous state. Raises NotThere, UsageError."""
     if act not in ACTS:
         raise UsageError(f"unknown act {act!r}", hint=f"choose one of: {', '.join(ACTS)}")
     with transaction(database):
@@ -206,7 +207,7 @@ def do_act(database: sqlite3.Connection, identity: str, act: str, correction: st
 
 
 def undo_newest(database: sqlite3.Connection, number: int | None = None) -> str:
-    """Undo an act, by default the newest, and return the id of its row. Raises UsageError where there is none."""
+    """Undo an action, by default the newest, and return the id of its row. Raises UsageError if there is none."""
     with transaction(database):
         # With it the later acts on the same row: what was before this act was before them too.
         which = "SELECT coalesce(?, max(number)) FROM acts WHERE undone IS NULL"
@@ -223,7 +224,7 @@ def undo_newest(database: sqlite3.Connection, number: int | None = None) -> str:
 
 
 def _write(database: sqlite3.Connection, identity: str, row: Mapping[str, Any], aside: bool, by: str) -> None:
-    """Write a row, and whether it is set aside."""
+    """Store a row, and whether it is set aside."""
     # By its content: copies that were collected from elsewhere, or come again, are set aside with it.
     query = "SELECT content_id FROM interactions WHERE id = ?"
     (content,) = database.execute(query, (identity,)).fetchone()
@@ -235,7 +236,7 @@ def _write(database: sqlite3.Connection, identity: str, row: Mapping[str, Any], 
 
 
 def _stored(database: sqlite3.Connection, identity: str) -> tuple[dict[str, Any], bool]:
-    """Return an interaction's row, and whether it is set aside. Raises NotThere."""
+    """Return a stored interaction as (row, whether it is set aside). Raises NotThere."""
     query = "SELECT i.row, aside.time FROM interactions i LEFT JOIN set_aside aside USING (content_id) WHERE i.id = ?"
     found = database.execute(query, (identity,)).fetchone()
     if found is None:
@@ -244,7 +245,7 @@ def _stored(database: sqlite3.Connection, identity: str) -> tuple[dict[str, Any]
 
 
 def act_on_row(form: Mapping[str, str]) -> ReviewRow:
-    """Apply the action that a form names, and return the row as it is afterwards. Raises NotThere, UsageError."""
+    """Perform the action of a form, and return the row afterwards. Raises NotThere, UsageError."""
     with closing(open_database()) as database:
         if form.get("act") == "undo":
             number = form.get("number", "")

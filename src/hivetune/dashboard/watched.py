@@ -1,6 +1,6 @@
-"""The runs that the dashboard watches: each journal is read once, and after that only what was appended to it.
+"""The runs that the dashboard watches: each journal is read once, and after that only the lines appended to it.
 
-One thread uses these. Nothing here holds a lock or writes a file.
+Everything here is used by one thread; it holds no lock and writes no file.
 """
 
 from array import array
@@ -24,7 +24,7 @@ CURVES = ("loss", "validation", "grad_norm", "lr", "tokens_per_second", "memory"
 
 
 class Bucket(NamedTuple):
-    """Neighbouring points of a series. `step`: of the last one."""
+    """Neighbouring points of a series as one. `step`: the step of the last one."""
 
     step: int
     mean: float
@@ -34,7 +34,7 @@ class Bucket(NamedTuple):
 
 @dataclass
 class Series:
-    """A series of points (step, value, time), in the order of their steps."""
+    """A series of points (step, value, time) in order of steps."""
 
     # 24 bytes each: six series of 100,000 steps are 14 MB, and are joined for a plot in 45 ms.
 
@@ -46,18 +46,18 @@ class Series:
         return len(self.steps)
 
     def add(self, step: int, value: float, time: float) -> None:
-        """Add a point. `step` is above that of every point before."""
+        """Add a point. `step` is above that of every earlier point."""
         self.steps.append(step)
         self.values.append(value)
         self.times.append(time)
 
     def step_at(self, time: float) -> int:
-        """Return the newest step at that time, 0 before the first."""
+        """Return the newest step at that time; 0 before the first."""
         number = bisect_right(self.times, time)
         return self.steps[number - 1] if number else 0
 
     def buckets(self) -> list[Bucket]:
-        """Return the points, joined with their neighbours where there are too many to draw."""
+        """Return the points, with neighbours joined if there are too many to draw."""
         # Minimum and maximum keep a spike of one step in 100,000.
         width = -(-len(self) // MAX_BUCKETS) or 1
         parts = ((start, self.values[start : start + width]) for start in range(0, len(self), width))
@@ -68,7 +68,7 @@ class Series:
 
 
 def smoothed(buckets: list[Bucket]) -> list[tuple[float, float]]:
-    """Return step and exponential mean of each bucket."""
+    """Return (step, exponential mean) of each bucket."""
     mean, points = 0.0, []
     for number, bucket in enumerate(buckets, 1):
         # The first ones weigh as much as in a plain mean.
@@ -79,9 +79,10 @@ def smoothed(buckets: list[Bucket]) -> list[tuple[float, float]]:
 
 @dataclass
 class RunReading:
-    """The content of a run's journals, as far as they were read. `num_events`: how many had a text; `events` holds the
-    newest. `sample`: the newest of machine and cards. `stopping`: it was asked to stop; asked again it would end
-    without a checkpoint."""
+    """The content of a run's journals up to the last reading. `num_events`: number of events that have a text;
+    `events`: the newest of them. `sample`: the newest sample of machine and cards. `stopping`: a stop was requested; a
+    second request would end the run without a checkpoint.
+    """
 
     tally: RunTally = field(default_factory=RunTally)
     curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in CURVES})
@@ -127,7 +128,7 @@ class RunReading:
 
 
 class WatchedRun:
-    """One run folder. `read`: the content of its journals up to now."""
+    """One run folder. `read`: the content of its journals up to the last reading."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -137,7 +138,7 @@ class WatchedRun:
         self.read, self._metrics, self._events = RunReading(), JournalPlace(), JournalPlace()
 
     def refresh(self) -> RunTally:
-        """Read what was appended, and return the sums. Raises OSError."""
+        """Read the lines appended since the last reading, and return the sums. Raises OSError."""
         try:
             for entry in read_journal(self.path / METRICS, self._metrics):
                 self.read.add_metric(entry)
@@ -149,19 +150,19 @@ class WatchedRun:
         return self.read.tally
 
     def status(self) -> RunStatus:
-        """Return the status, with its journals read up to now. Raises UsageError when its folder is gone."""
+        """Return the current status of the run. Raises UsageError if its folder is gone."""
         # Read from its files each time: a page of 50 runs takes 30 ms.
         return run_status(self.path, self.refresh)
 
 
 class Watcher:
-    """All runs of this home that were looked at, by a short id of their folder."""
+    """The watched runs of this home, by a short id of their folder."""
 
     def __init__(self) -> None:
         self._runs: dict[str, WatchedRun] = {}
 
     def runs(self) -> list[tuple[str, WatchedRun, RunStatus]]:
-        """Return every run that is still on disk, newest first: id, reading, status."""
+        """Return (id, watched run, status) of every run that is still on disk, newest first."""
         found = []
         for path in run_folders():
             run = self._runs.setdefault(run_id(path), WatchedRun(path))
@@ -172,7 +173,7 @@ class Watcher:
         return sorted(found, key=lambda entry: entry[2].created, reverse=True)
 
     def run(self, identity: str) -> WatchedRun | None:
-        """Return the run with this id, read up to now, or None for an unknown one. Raises OSError."""
+        """Return the run with this id, read up to now, or None if the id is unknown. Raises OSError."""
         path = next((path for path in run_folders() if run_id(path) == identity), None)
         if path is None:
             return None
@@ -182,10 +183,10 @@ class Watcher:
 
 
 def run_id(path: Path) -> str:
-    """Return a short id that is the same for the same folder. Addresses of pages use it."""
+    """Return a short id of a run folder for addresses of pages; equal folders have equal ids."""
     return sha256_bytes(str(path).encode("utf-8", "surrogateescape"))[:12]
 
 
 def short_path(path: Path) -> str:
-    """Return the path relative to the home, if the folder is inside it."""
+    """Return the path, relative to the home if it is inside."""
     return str(path.relative_to(home())) if path.is_relative_to(home()) else str(path)

@@ -1,4 +1,4 @@
-"""The answers of two sides: all prompts in parallel, and a few one at a time, both sides in turns, for their times."""
+"""The answers of two sides: all prompts in parallel, then a few one at a time and in turns, to measure times."""
 
 import contextlib
 import hashlib
@@ -28,8 +28,9 @@ Times = dict[str, float]  # seconds, by prompt key
 
 @dataclass
 class StoredAnswers:
-    """The answers of one side so far by prompt key, and its journal, which an endpoint has none of. `on_answer` is told
-    of each new one."""
+    """The answers of one side so far, by prompt key, with their journal (None for an endpoint). `on_answer` is called
+    with each new one.
+    """
 
     label: str
     journal: Journal | None = None
@@ -49,8 +50,9 @@ class StoredAnswers:
 
 @contextlib.contextmanager
 def stored_answers(side: Artefact, new_tokens: int, slots: int) -> Iterator[StoredAnswers]:
-    """Open what this side answered before under these settings, locked for this process; nothing for an endpoint.
-    Damaged lines are asked again."""
+    """Open the earlier answers of this side under these settings, locked for this process; none for an endpoint.
+    Prompts of damaged lines are asked again.
+    """
     # The model served at a URL can change: another model there was once never asked again.
     if side.endpoint is not None:
         yield StoredAnswers(side.label)
@@ -70,7 +72,7 @@ def _key(*facts: object) -> str:
 
 
 def build_name() -> str:
-    """Return the build of llama.cpp that answers here; empty where there is none."""
+    """Return the build of the llama.cpp that answers on this machine; empty if there is none."""
     try:
         return find_engine().build
     except MachineNotFit:
@@ -82,14 +84,15 @@ def _rate_file(model: str) -> Path:
 
 
 def note_rate(model: str, new_tokens: int, seconds: float) -> None:
-    """Record how fast both sides of this model answered here, for the next `minutes_text`."""
+    """Record the speed of this model's answers on this machine, for the next `minutes_text`."""
     if new_tokens:
         write_json(_rate_file(model), {"tokens_per_second": new_tokens / seconds})
 
 
 def minutes_text(model: str, settings: EvalConfig) -> str:
-    """Return in words, as the end of a sentence, how long the longest answers of both sides would take here at the rate
-    of the last evaluation of this model; empty where this build of llama.cpp never answered for it."""
+    """Return, as the end of a sentence, how many minutes the longest answers of both sides would take on this machine
+    at the speed of this model's last evaluation; empty if this build of llama.cpp has not been measured.
+    """
     path = _rate_file(model)
     if not path.is_file():
         return ""
@@ -98,7 +101,9 @@ def minutes_text(model: str, settings: EvalConfig) -> str:
 
 
 def ask_all(answerer: Answerer, side: StoredAnswers, prompts: Sequence[Prompt], *, slots: int, new_tokens: int) -> None:
-    """Ask for the missing answers, `slots` at a time. Raises HivetuneError, UsageError; what came before is kept."""
+    """Ask the prompts that have no answer yet, `slots` at a time. Raises HivetuneError, UsageError; earlier answers are
+    kept.
+    """
     # In this order a slot reuses the prefix shared with its previous prompt.
     missing = [prompt for prompt in prompts if prompt.key not in side.answers]
     missing.sort(key=lambda prompt: json.dumps([prompt.info.tools, prompt.messages]))
@@ -121,7 +126,9 @@ def ask_all(answerer: Answerer, side: StoredAnswers, prompts: Sequence[Prompt], 
 def _ask(
     answerer: Answerer, label: str, prompt: Prompt, new_tokens: int, pause: Callable[[float], object] = time.sleep
 ) -> Answer:
-    """Return one answer, with a few retries. Raises MachineNotFit if all failed, UsageError for a refused request."""
+    """Return one answer, after a few retries if needed. Raises MachineNotFit if all fail, UsageError for a refused
+    request.
+    """
     try:
         return ask_with_retries(
             lambda: answerer.complete(prompt.messages, max_tokens=new_tokens, tools=prompt.info.tools), pause
@@ -142,7 +149,9 @@ def time_in_turns(
     new_tokens: int,
     progress: Progress = silent,
 ) -> list[Times]:
-    """Return the times of each side, one answer at a time. An answer to a prompt that had none yet is kept."""
+    """Return the times of each side, in seconds by prompt key, measured one answer at a time. An answer to a prompt
+    that had none is kept.
+    """
     for answerer, stored in sides if prompts else ():
         _ask(answerer, stored.label, prompts[0], 1)  # a server's first answer pays for what later ones find ready
     times: list[Times] = [{} for _ in sides]

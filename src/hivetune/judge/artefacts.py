@@ -30,10 +30,10 @@ Trained = tuple[Path, Path | None] | None
 
 @dataclass(frozen=True)
 class Artefact:
-    """A side of a comparison with its files. `identity` is the hash of all that its answers depend on.
+    """A side of a comparison with its files. `identity`: a hash of everything that its answers depend on.
 
-    `model`: GGUF file; `adapter`: GGUF adapter on it. `trained`: (base, adapter) whose loss can be computed, where they
-    are here. `run`: whose conversations show that the server builds the trained prompts.
+    `model`: GGUF file; `adapter`: GGUF adapter for it. `trained`: (base, adapter) to compute losses with, None if they
+    are not on this machine. `run`: the run whose conversations check the server's prompts.
     """
 
     label: str
@@ -47,10 +47,10 @@ class Artefact:
 
 
 def find_artefact(text: str, run: Run | None) -> Artefact:
-    """Return the artefact that `text` names.
+    """Return the artefact with the name `text`.
 
     `run` owns the rows, and the base of `base` and of a single adapter file. Raises UsageError for a file that is
-    missing, damaged or not of its base, and what exporting raises.
+    missing, damaged or not of its base, and the errors of an export.
     """
     side = parse_side(text)
     if side.kind == "endpoint":
@@ -78,7 +78,7 @@ def find_artefact(text: str, run: Run | None) -> Artefact:
 
 @contextlib.contextmanager
 def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[Answerer]:
-    """Yield a server that answers. Raises HivetuneError for one that builds other prompts than were trained on."""
+    """Yield a server that answers. Raises HivetuneError if it builds other prompts than training did."""
     if artefact.endpoint is not None:
         yield artefact.endpoint
         return

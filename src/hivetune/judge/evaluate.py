@@ -1,8 +1,9 @@
-"""The stations `eval` and `compare`: two sides answer the same prompts, and one document says how they did.
+"""The evaluation behind `eval` and `compare`: two sides answer the same prompts, and one document holds all
+measurements.
 
 The prompts are a run's held-out rows, or the rows of any file that `check` reads. The first side is `base` in the
-document, the second `tuned`. llama.cpp answers, as a release is served; the training engine computes losses. A model
-that llama.cpp can't serve is judged by its loss alone, and the verdict says so.
+document, the second `tuned`. llama.cpp answers, as for a served release; the training engine computes losses. A model
+that llama.cpp can't serve is judged by its loss alone, and the verdict mentions it.
 """
 
 import math
@@ -56,8 +57,9 @@ VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics")
 
 @dataclass(frozen=True)
 class SideAnswers:
-    """One side of a comparison: its answers, and the times of some in seconds, by the key of the prompt.
-    `peak_memory_bytes` is None for a server that was not started here."""
+    """One side of a comparison: its answers, and some of their times in seconds, by prompt key. `peak_memory_bytes` is
+    None for a server that was already running.
+    """
 
     label: str
     kind: str
@@ -76,14 +78,14 @@ def compare_pair(
     max_timings: int = 1,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return the comparison of both sides on `rows`, else on the held-out rows of `run`, one of which is given: the
-    measurements of eval.json with the first side as `base`, the second as `tuned`.
+    """Return the comparison of both sides on `rows`, or on the held-out rows of `run` (one of the two is given): the
+    measurements of eval.json, with the first side as `base` and the second as `tuned`.
 
-    The base model and the adapter files that a side may name are those of `run`. `max_timings`: how often times may be
-    taken that straddle their limit, where they decide.
+    The base model and the adapter files that a side may name are those of `run`. `max_timings`: how often times are
+    measured at most while their interval includes the limit.
 
-    Raises UsageError for sides that are not there, damaged or the same; HivetuneError when one fails half-way: its
-    answers are kept and not asked again.
+    Raises UsageError for sides that are missing, damaged or the same; HivetuneError if one fails half-way: its answers
+    are kept and not asked again.
     """
     sides = [find_artefact(text, run) for text in (first, second)]
     if sides[0].identity == sides[1].identity:
@@ -99,7 +101,7 @@ def compare_pair(
 
 
 def _facts(run: Run | None, settings: EvalConfig, answered_by: str) -> dict[str, Any]:
-    """Return the origin of an evaluation's rows and answers; `run` owns the rows, if one does."""
+    """Return the origin of an evaluation's rows and answers. `run`: the owner of the rows, or None."""
     return {
         "snapshot": run.snapshot.hash if run else None,
         "rows_from": str(run.folder) if run else "",
@@ -110,7 +112,7 @@ def _facts(run: Run | None, settings: EvalConfig, answered_by: str) -> dict[str,
 
 
 def timed_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return TIMED_PROMPTS held-out rows, spread over all of them."""
+    """Return TIMED_PROMPTS of the prompts, spread evenly."""
     # Neighbours are often of one file or agent, and as long as each other.
     held_out = [prompt for prompt in prompts if not prompt.origin]
     count = min(TIMED_PROMPTS, len(held_out))
@@ -125,7 +127,7 @@ def _answer(
     max_timings: int,
     progress: Progress,
 ) -> list[SideAnswers]:
-    """Time single answers, both sides in turns, then ask each side for the rest."""
+    """Return the answers of both sides: first single timed answers in turns, then all others."""
     # Both servers run at once, so that a busy moment of the machine meets both. What was timed counts as an answer too.
     # A slot holds the longest row and the longest answer.
     context_tokens = max(CONTEXT_TOKENS, run.config.max_length + settings.tokens if run else 0)
@@ -165,8 +167,9 @@ def time_until_decided(
     most: int,
     progress: Progress = silent,
 ) -> list[Times]:
-    """Return the times of each side, taken anew a little later while their interval straddles its limit, at most `most`
-    times in all."""
+    """Return the times of each side. While their interval includes the limit they are measured again a little later, at
+    most `most` times in all.
+    """
     groups, limit = [prompt.group for prompt in prompts], KINDS["latency_s"].limit or math.inf
     for attempt in range(most):
         time.sleep(AGAIN_AFTER_S if attempt else 0.0)
@@ -184,8 +187,9 @@ def comparison_document(
     losses: Sequence[Mapping[str, Any]] | str,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the measurements of eval.json (docs/formats.md). `losses`: its `rows`, or why the losses of these two
-    sides can't be compared."""
+    """Return the measurements of eval.json (docs/formats.md). `losses`: its `rows`, or the reason why the losses of the
+    two sides can't be compared.
+    """
     problems: list[dict[str, Any]] = []
     checking, sides = Checking(), dict(zip(SIDES, answered, strict=True))
     answers = [_answer_row(prompt, sides, problems, checking) for prompt in prompts]
@@ -244,10 +248,10 @@ def _answer_row(
 
 
 def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
-    """Evaluate baseline and tuned model on the held-out test rows; write `eval.json` and its page, with the verdict.
+    """Evaluate baseline and tuned model on the held-out test rows; write `eval.json` with the verdict, and its page.
 
-    Raises what `compare_pair` does, UsageError when nothing was trained, or more than the adapter has, and OSError when
-    the folder can't be written to.
+    Raises as `compare_pair`; UsageError if nothing was trained, or if training went on after the adapter was written;
+    OSError if the folder can't be written to.
     """
     require_adapter(run.folder)
     refuse_older_adapter(run.folder)
@@ -273,9 +277,9 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
 
 
 def _unserved(run: Run, sides: Sequence[str]) -> str:
-    """Return why llama.cpp can't serve the base and the adapter of a run here; empty where it can.
+    """Return the reason why llama.cpp can't serve a run's base and adapter on this machine; empty if it can.
 
-    Its files are written, loaded once, and asked for the token ids of conversations.
+    To find out, the files are written, loaded once, and compared by the token ids of conversations.
     """
     try:
         if problem := base_problem(run.model):
@@ -291,7 +295,7 @@ def _unserved(run: Run, sides: Sequence[str]) -> str:
 
 
 def _by_loss_alone(run: Run, reason: str) -> dict[str, Any]:
-    """Return the measurements of a run whose model can't be asked."""
+    """Return the measurements of a run whose model can't be served."""
     sides = [
         Artefact(BASELINE, "base", trained=(run.model, None)),
         Artefact(run.folder.name, "run", trained=(run.model, run.folder)),
@@ -302,9 +306,10 @@ def _by_loss_alone(run: Run, reason: str) -> dict[str, Any]:
 
 
 def judge_run(run: Run) -> Verdict:
-    """Judge `eval.json` by the config's thresholds, and write the verdict and the thresholds into it.
+    """Return the verdict on `eval.json` by the config's thresholds, and write both into the file.
 
-    A verdict by other thresholds stays in `earlier`. Raises UsageError without an evaluation of the present adapter.
+    An earlier verdict by other thresholds is kept in `earlier`. Raises UsageError without an evaluation of the present
+    adapter.
     """
     evaluation = _evaluation_of(run)
     verdict = judge(evaluation, run.config.gate)
@@ -320,8 +325,7 @@ def judge_run(run: Run) -> Verdict:
 
 
 def stored_verdict(run: Run) -> dict[str, Any] | None:
-    """Return the verdict on the present adapter, as `eval.json` has it with its thresholds; None where there is
-    none."""
+    """Return the verdict on the present adapter with its thresholds, from `eval.json`; None if there is none."""
     try:
         evaluation = _evaluation_of(run)
     except UsageError:
@@ -339,10 +343,10 @@ def _evaluation_of(run: Run) -> dict[str, Any]:
 
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
-    """Return the JSON of a verdict."""
+    """Return a verdict as plain values for JSON."""
     return {"schema": 1, **to_plain(verdict)}
 
 
 def verdict_of(document: Mapping[str, Any]) -> Verdict:
-    """Return the verdict of an eval.json."""
+    """Return the verdict in an eval.json document."""
     return from_plain(Verdict, {key: document[key] for key in VERDICT_FIELDS})

@@ -1,4 +1,4 @@
-"""Frozen questions beside the held-out rows: how they are asked, and which right answers of a release become some."""
+"""Frozen questions, asked beside the held-out rows: the user's own, and some that a release answered right."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -23,9 +23,9 @@ MAX_WINS = 200  # a set is asked of every candidate: 200 answers of 64 tokens ta
 
 
 def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Mapping[str, Any]]:
-    """Choose which answers of an evaluation (rows of `answers` in eval.json) to freeze when its model becomes champion.
+    """Return the answers of an evaluation (rows of `answers` in eval.json) to freeze when its model becomes champion.
 
-    The limits are WINS_PER_RELEASE, and MAX_WINS with those `num_kept`.
+    There are at most WINS_PER_RELEASE, and at most MAX_WINS together with the `num_kept` earlier ones.
     """
 
     def rank(row: Mapping[str, Any]) -> tuple[bool, bytes]:
@@ -37,11 +37,11 @@ def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Map
 
 
 def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None = None) -> list[Prompt]:
-    """Return the prompts beside the held-out rows: past wins of the sides' releases, the user's own.
+    """Return the prompts that are asked beside the held-out rows: past wins of the sides' releases, and the user's own.
 
-    Their numbers go from -1 downwards, as they are not rows of a snapshot. `own`: the name of the cycle's releases,
-    which may have none yet. Raises DataRefused for a file that can't be used, UsageError for a damaged set and for a
-    name of no release.
+    They are numbered -1, -2, ..., as they are not rows of a snapshot. `own`: the name of the cycle's releases, which
+    may have none yet. Raises DataRefused for an unusable file, UsageError for a damaged set and for an unknown release
+    name.
     """
     names = {side.name.partition("@")[0] for side in map(parse_side, sides) if side.kind == "release"}
     named = {entry for entry in settings.frozen if is_name(entry)}
@@ -70,10 +70,9 @@ def _prompt(number: int, question: FrozenQuestion, settings: EvalConfig) -> Prom
 
 
 def freeze_wins(release: Release) -> int:
-    """Make past wins of what this release answers rightly; return how many questions are new.
+    """Freeze questions that this release answers right; return the number of new ones.
 
-    Nothing is frozen where the release was not evaluated, its adapter changed since, nothing was checked, or its
-    snapshot is gone.
+    It is 0 if the release was not evaluated, its adapter changed since, no answer was checked, or its snapshot is gone.
     """
     path = release.folder / EVALUATION
     if not path.is_file():

@@ -24,7 +24,7 @@ Losses = Mapping[int, Mapping[str, Any]]  # by row: {"nll", "tokens"}
 
 
 def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progress) -> list[dict[str, Any]] | str:
-    """Return the `rows` of eval.json, or why these two can't be compared by their loss."""
+    """Return the `rows` of eval.json, or the reason why these two sides can't be compared by their loss."""
     # llama.cpp's server and the chat API do not say how likely a given text is: a GGUF file and an endpoint have none.
     if run is None:
         return (
@@ -46,9 +46,9 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
 
 
 def loss_rows(snapshot: Snapshot, sides: Sequence[Losses]) -> list[dict[str, Any]]:
-    """Return eval.json's `rows`, one for each test row, from the losses of base and tuned.
+    """Return eval.json's `rows`, one for each test row, from the losses of base and tuned model.
 
-    A row that was not scored stays with null, one that is not finite with "not finite".
+    The loss of a row that was not scored is null, one that is not finite is "not finite".
     """
     infos = [snapshot.info(row) for row in snapshot.rows("test")]
     groups, rows = evidence_groups(infos), []
@@ -74,19 +74,20 @@ def side_name(adapter: Path | None) -> str:
 
 
 def losses_of(scores: Path, name: str) -> Losses:
-    """Return the losses of a side that are there; a damaged line counts as none."""
+    """Return the losses in the file for a side; a damaged line is skipped."""
     lines = (line for line in read_journal(scores) if line["event"] == "loss" and line["model"] == name)
     return {int(line["row"]): line for line in lines}
 
 
 def is_scored(scores: Path, name: str, rows: Sequence[int]) -> bool:
-    """Return whether all losses of a side are there; else all are computed again."""
+    """Return whether the file has every loss of a side; if not, all are computed again."""
     return losses_of(scores, name).keys() >= set(rows)
 
 
 def scored(run: Run, adapter: Path | None, progress: Progress, meanwhile: Callable[[], None] = lambda: None) -> Path:
-    """Return the file with the losses of the base and, where there is one, of the adapter; what is missing in it is
-    computed. `meanwhile` runs beside that, or alone."""
+    """Return the file with the losses of the base and of the adapter, if there is one; missing losses are computed.
+    `meanwhile` is called during that, or alone if nothing is missing.
+    """
     choices = read_resolved(adapter)[1].made() if adapter and (adapter / CONFIG).is_file() else {}
     # By what losses depend on, so those of a base are computed once for all adapters that were trained alike.
     identity = {

@@ -53,7 +53,7 @@ def write_evaluation_page(run: Path, evaluation: Mapping[str, Any]) -> None:
 
 
 def evaluation_page(document: Mapping[str, Any]) -> str:
-    """Return the whole page of an eval.json."""
+    """Return the HTML page of an eval.json document."""
     title = f"{document['tuned']['label']} against {document['base']['label']}"
     body, style = comparison_body(document), (_FOLDER / "page.css").read_text(encoding="utf-8")
     return _templates().from_string(_FRAME).render(title=title, verdict=document["verdict"], body=body, style=style)
@@ -69,7 +69,7 @@ def _templates() -> jinja2.Environment:
 
 
 def comparison_body(document: Mapping[str, Any]) -> str:
-    """Return the page below its title, for pages with a frame and page.css of their own."""
+    """Return the page without title and frame, for pages that have a frame and page.css of their own."""
     num_answers = len(document["answers"])
     not_compared = (f" {titled(name)} is not compared: {why}." for name, why in document["not_compared"].items())
     more = f" The first {MAX_ANSWERS} of {num_answers} are shown; the file beside this page has all."
@@ -94,7 +94,7 @@ def comparison_body(document: Mapping[str, Any]) -> str:
 
 
 def metric_cells(metric: Metric) -> tuple[Any, ...]:
-    """Return the texts of a metric's line: name, both sides, gain, interval, n, required, passed."""
+    """Return the cells of a metric's line: name, both sides, gain, interval, n, required, passed."""
     name, interval = metric.name, interval_text(metric)
     if interval and metric.level != DEFAULT_LEVEL:
         interval += f" ({level_text(metric.level)})"
@@ -103,7 +103,7 @@ def metric_cells(metric: Metric) -> tuple[Any, ...]:
 
 
 def agent_cells(document: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the texts of each agent's line: name, rows, loss of both sides, checked answers, success of both sides."""
+    """Return the cells of each agent's line: name, rows, loss of both sides, checked answers, success of both sides."""
     lines = []
     for name in sorted({row["agent"] or "-" for key in ("rows", "answers") for row in document[key]}):
         rows, answers = ([row for row in document[key] if (row["agent"] or "-") == name] for key in ("rows", "answers"))

@@ -1,4 +1,4 @@
-"""The choice of the rows to answer, the groups of rows that are one piece of evidence, and the prompts.
+"""The choice of the rows to answer, their prompts, and the groups of rows that count as one piece of evidence.
 
 All test rows count for the loss; a stratified choice of them is answered by both models.
 """
@@ -30,10 +30,10 @@ SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of eviden
 
 @dataclass(frozen=True)
 class Prompt:
-    """A row that is asked: its conversation up to its last answer.
+    """A row to ask: its conversation up to its last answer.
 
-    `group`: rows of one group are one piece of evidence. `checker`: the row's own or the config's. `origin`: of a
-    frozen question `win` or `own`, and of a held-out row nothing.
+    `group`: rows of one group are one piece of evidence. `checker`: the row's own or the config's. `origin`: `win` or
+    `own` for a frozen question, empty for a held-out row.
     """
 
     info: RowInfo
@@ -43,30 +43,31 @@ class Prompt:
 
     @property
     def reference(self) -> str | None:
-        """Return the row's own answer, which is never asked for; None where the user speaks last."""
+        """Return the row's own last answer, which is not part of the prompt; None if the row ends with the user."""
         last = self.info.messages[-1]
         return last.content if last.role == "assistant" else None
 
     @property
     def said(self) -> str:
-        """Return the last thing that the user said, for people."""
+        """Return the user's last message as text for people."""
         return next((message.content for message in reversed(self.info.messages) if message.role == "user"), "")
 
     @cached_property
     def messages(self) -> tuple[Mapping[str, Any], ...]:
-        """Return the conversation as a server takes it."""
+        """Return the conversation as messages of a request."""
         messages = self.info.messages if self.reference is None else prompt_of(self.info.messages)
         return tuple(template_message(message) for message in messages)
 
     @cached_property
     def key(self) -> str:
-        """Return the hash of a request to a server."""
+        """Return the hash of the request's messages and tools."""
         return request_hash(self.messages, self.info.tools)
 
 
 def prompts_of_run(run: Run, config: EvalConfig) -> list[Prompt]:
-    """Return the held-out rows that are answered. Raises DataRefused when nothing is held out, UsageError for a broken
-    checker in the config."""
+    """Return the prompts of a run's chosen held-out rows. Raises DataRefused if nothing is held out, UsageError for a
+    broken checker in the config.
+    """
     check_eval(config)
     infos = [run.snapshot.info(row) for row in run.snapshot.rows("test")]
     if not infos:
@@ -77,10 +78,11 @@ def prompts_of_run(run: Run, config: EvalConfig) -> list[Prompt]:
 
 
 def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prompt], dict[str, int]]:
-    """Return at most `config.prompts` of the rows in files, and how many rows could not be read, by reason.
+    """Return at most `config.prompts` prompts from the rows in files, and reason -> number of rows that could not be
+    read.
 
-    A row needs an answer of its own only for people to see; one that ends with the user is asked as it is. Raises
-    DataRefused when no row is left, UsageError for files that are not there.
+    A row may end with the user: its own answer is only shown to people. Raises DataRefused if no row is left,
+    UsageError for missing files.
     """
     check_eval(config)
     rows: list[RowInfo] = []
@@ -107,8 +109,9 @@ def _chosen(infos: Sequence[RowInfo], config: EvalConfig) -> list[Prompt]:
 
 
 def choose_rows(rows: Iterable[RowInfo], count: int) -> list[int]:
-    """Choose at most `count` row numbers, ascending, with the shares of agents and categories in `rows`, each of them
-    at least once where there is room."""
+    """Return at most `count` row numbers, ascending, with the shares of agents and categories in `rows`, and each of
+    these at least once if there is room.
+    """
     # By the rows' contents only, so that runs on the same snapshot answer the same prompts.
     strata: dict[tuple[str, str], list[tuple[bytes, int]]] = defaultdict(list)
     for row in rows:
@@ -123,7 +126,7 @@ def choose_rows(rows: Iterable[RowInfo], count: int) -> list[int]:
 def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
     """Return row number -> group: rows of one session, and near-duplicates, are one piece of evidence.
 
-    A group has the name of the session, or else of the row, that comes first.
+    A group is named after its first session, or its first row without one.
     """
     first = list(range(len(rows)))  # of each row an earlier one of its group, or itself
 

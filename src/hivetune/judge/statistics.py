@@ -25,10 +25,11 @@ SEEN_UNITS, UNSEEN_NATS = 72, 8.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic, its interval at level 1 - alpha, and the independent units (rows or groups) it rests on.
+    """A statistic, its interval at level 1 - alpha, and the number of independent units (rows or groups) behind it.
 
-    `unit_sd`: standard error of `value` times sqrt(units), which `rows_needed` scales. `least_units`: the units below
-    which a rule for small samples keeps the interval wide, whatever the spread. `skewness`: that of single units.
+    `unit_sd`: standard error of `value` times sqrt(units), which `rows_needed` scales. `least_units`: the number of
+    units below which a rule for small samples keeps the interval wide, whatever the spread. `skewness`: that of single
+    units.
     """
 
     value: float
@@ -65,9 +66,9 @@ def jackknife(
 ) -> Estimate:
     """Return the statistic of the columns' sums, with an interval from leaving out one unit at a time.
 
-    columns: one sequence per quantity, all of the same length n (one entry per unit); `statistic` gets their sums.
-    `positive`: the interval is made on the logarithm. With fewer than MIN_UNITS units, or if the statistic depends on
-    one unit, the interval is None.
+    columns: one sequence per quantity, all of length n (one entry per unit); `statistic` is called with their sums.
+    `positive`: the interval is computed on the logarithm. With fewer than MIN_UNITS units, or if the statistic depends
+    on one unit, the interval is None.
     """
     # Sums, so that a ratio of them (nats per token) has the weights of the whole. The error of a ratio or of a mean of
     # times is a factor, therefore the logarithm.
@@ -105,14 +106,14 @@ def time_ratio(base: Sequence[float], tuned: Sequence[float], groups: Sequence[H
 
 
 def loss_difference(sums: Sequence[float]) -> float:
-    """Return nats per token, tuned - base, from the sums of [base nll, tuned nll, tokens]."""
+    """Return the difference tuned - base in nats per token, from the sums of [base nll, tuned nll, tokens]."""
     return (sums[1] - sums[0]) / sums[2]
 
 
 def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
     """Return `loss_difference` of [base nll, tuned nll, tokens] per unit, with an interval for few or skewed units.
 
-    Harm in fewer than one row in twenty is not excluded.
+    The interval does not rule out harm in fewer than one row in twenty.
     """
     estimate, z = jackknife(columns, loss_difference, alpha=alpha), NormalDist().inv_cdf(1 - alpha / 2)
     if estimate.interval is None:
@@ -134,10 +135,11 @@ def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
 def paired_proportions(
     base: Sequence[bool], tuned: Sequence[bool], groups: Sequence[Hashable], *, alpha: float = ALPHA
 ) -> Estimate:
-    """Return the share that succeeds, tuned - base, on the same rows, with Bonett and Price's adjusted Wald interval
-    (2012).
+    """Return the difference of success shares, tuned - base, on the same rows, with Bonett and Price's adjusted Wald
+    interval (2012).
 
-    `groups`: rows of one session are not independent; n is then what as many independent rows would say (`_effective`).
+    `groups`: rows of one session are not independent; n is then the number of independent rows of equal evidence
+    (`_effective`).
     """
     # It keeps its coverage for small n and for rows on which both always agree, where the rows alone would say 0.
     n = len(base)
@@ -177,7 +179,7 @@ def proportion(values: Sequence[bool], groups: Sequence[Hashable]) -> Estimate:
 
 
 def _effective(values: Sequence[float], groups: Sequence[Hashable], alpha: float) -> tuple[int, float, float]:
-    """Return (groups, independent rows that would say as much, quantile) of rows that come in groups."""
+    """Return (groups, number of independent rows with as much evidence, quantile) for rows in groups."""
     n = len(values)
     if len(set(groups)) == n:
         return n, float(n), NormalDist().inv_cdf(1 - alpha / 2)
@@ -196,21 +198,24 @@ def _effective(values: Sequence[float], groups: Sequence[Hashable], alpha: float
 
 
 def discordant(base: Sequence[bool], tuned: Sequence[bool]) -> tuple[int, int]:
-    """Return (rows only the tuned model answers, rows only the base answers)."""
+    """Return (number of rows that only the tuned model answers right, number that only the base does)."""
     pairs = list(zip(base, tuned, strict=True))
     return sum(t and not b for b, t in pairs), sum(b and not t for b, t in pairs)
 
 
 def sign_test_p(gained: int, lost: int) -> float:
-    """Return the exact two-sided p of the sign test: were as many gained as lost by chance?"""
+    """Return the exact two-sided p-value of the sign test, whose hypothesis is that gains and losses are equally
+    likely.
+    """
     n, k = gained + lost, min(gained, lost)
     tail: int = sum(math.comb(n, i) for i in range(k + 1))
     return min(1.0, 2 * tail / (1 << n))
 
 
 def rows_needed(estimate: Estimate, effect: float, alpha: float = ALPHA) -> int:
-    """Return the units that show an effect of this size with 80 % power at level 1 - alpha; the least without
-    a measured spread."""
+    """Return the number of units that show an effect of this size with 80 % power at level 1 - alpha; `least_units`
+    without a measured spread.
+    """
     if effect <= 0 or not math.isfinite(estimate.unit_sd):
         return estimate.least_units
     z = NormalDist().inv_cdf(1 - alpha / 2) + POWER_Z
@@ -219,7 +224,8 @@ def rows_needed(estimate: Estimate, effect: float, alpha: float = ALPHA) -> int:
 
 def alpha_of_look(look: int | None) -> float:
     """Return the error level of the `look`-th judgement of one champion, counted from 1: alpha / (look (look + 1));
-    ALPHA where there is only one look."""
+    ALPHA if there is only one look.
+    """
     # The shares of all looks to come add up to alpha, so that an equal model takes the champion's place with at most
     # alpha however often one looks. 95 % intervals every night do so with 53 % within 30 nights, tested one-sided. The
     # second look needs 1.3 times the rows of the first, the thirtieth 2.5 times (80 % power).

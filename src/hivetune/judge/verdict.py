@@ -1,8 +1,9 @@
 """The decision to deploy: from the measurements in eval.json and the config's thresholds to a verdict. Pure.
 
-Each metric is a row of KINDS. It is measured as a gain, positive where the tuned model is better, with an interval at
-the level that decides. One rule judges them all: the gain less what is asked for is a margin; where its interval lies
-above zero the metric passes, below zero it misses, and else it is open, with the rows that would decide it.
+Each metric is a row of KINDS. It is measured as a gain, positive if the tuned model is better, with an interval at the
+level that decides. One rule judges all metrics: the margin is the gain less its requirement. If the whole interval of
+the margin is above zero the metric passes, if it is below zero the metric misses, else the metric is open, and the rows
+that would decide it are counted.
 
     abort                a required metric is worse beyond tolerance (its whole interval is), or not finite
     iterate              else, one misses, or enough rows did not show it, or a reported one is significantly worse
@@ -43,8 +44,8 @@ DEFAULT_LEVEL = 1 - stats.ALPHA
 class Reading:
     """The values of one metric in an evaluation.
 
-    `estimate`: the gain over the base, or, of the tuned model alone, its value; None where it was not measured, which
-    `missing` then explains. `more`: what a reason adds.
+    `estimate`: the gain over the base, or a value of the tuned model alone; None if it was not measured, for the reason
+    in `missing`. `more`: text to add to a reason.
     """
 
     base: float | None = None
@@ -59,10 +60,10 @@ class Reading:
 class Kind:
     """A row of the table of metrics.
 
-    unit: empty for plain numbers. read: from an evaluation and the error level. form: a gain over the base; the share
-    of the base's cost that is saved; or the tuned model alone, held to at least or at most its limit, whatever the base
-    does. setting: of `gate`, what the user asks for; limit: what is asked for in any case, beside the base. timing: of
-    a busy machine. exact: nothing is sampled, so the threshold itself is enough.
+    unit: empty for plain numbers. read: returns the metric's Reading from an evaluation and the error level. form: a
+    gain over the base; the share of the base's cost that is saved; or the tuned model alone, held to at least or at
+    most its limit. setting: the requirement's name in `gate`; limit: a requirement beside the base that no setting
+    changes. timing: a busy machine can change it. exact: nothing is sampled, so the threshold itself is enough.
     """
 
     title: str
@@ -81,7 +82,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Finding:
-    """One metric, its vote on deploying, and the reason."""
+    """One metric with its vote on deploying and the reason."""
 
     metric: Metric
     outcome: Outcome
@@ -94,8 +95,8 @@ def judge(
     """Return the verdict on an evaluation (docs/formats.md, eval.json).
 
     `look`: the number of this candidate among those that were judged against one champion, from 1: gains are then
-    decided at the level of that look, divided by `shares`. `beside_base` False leaves time, memory and frozen questions
-    out, which are required beside the base alone.
+    decided at the level of that look, divided by `shares`. `beside_base` False leaves out time, memory and frozen
+    questions, which are required beside the base only.
     """
     not_compared: Mapping[str, str] = evaluation.get("not_compared") or {}
     findings: list[Finding] = []
@@ -130,7 +131,7 @@ def judge(
 
 
 def _of_all(outcomes: set[Outcome], required: bool) -> tuple[VerdictName, tuple[Outcome, ...]]:
-    """Return the verdict, and the outcomes whose reasons made it."""
+    """Return the verdict, and the outcomes whose reasons caused it."""
     if "worse" in outcomes:
         return "abort", ("worse", "missed")
     if "missed" in outcomes or not required:
@@ -139,7 +140,9 @@ def _of_all(outcomes: set[Outcome], required: bool) -> tuple[VerdictName, tuple[
 
 
 def _decide(name: str, reading: Reading, asked: float | None, level: float, tolerance: float) -> Finding:
-    """Judge one metric by its margin. `asked`: the gain, or the limit, that is required; None if it is only shown."""
+    """Return the finding on one metric by its margin. `asked`: the required gain or limit; None if the metric is only
+    reported.
+    """
     kind, n, gain, required = KINDS[name], reading.n, reading.estimate, asked is not None
     interval = None if gain is None or gain.interval is None or gain.interval[0] == gain.interval[1] else gain.interval
     shown = None if gain is None or kind.alone else gain.value
@@ -195,7 +198,7 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
 
 
 def _loss(evaluation: Evaluation, alpha: float) -> Reading:
-    """Read nats per trained token of both sides."""
+    """Return the reading of nats per trained token, of both sides."""
     # The sum over the tokens of all held-out rows, then one division, as the training's loss has it: a mean of rows
     # would weigh a token of a short answer more.
     columns, n = loss_columns(evaluation), len(evaluation["rows"])
@@ -206,7 +209,7 @@ def _loss(evaluation: Evaluation, alpha: float) -> Reading:
 
 
 def _shares(key: str, missing: str, evaluation: Evaluation, alpha: float) -> Reading:
-    """Read a share of the answers of both sides. Rows without a checker count in the loss only."""
+    """Return the reading of a share of answers, of both sides. Rows without a checker count in the loss only."""
     pairs = _pairs(evaluation["answers"], key)
     if not pairs:
         return Reading(missing=missing)
@@ -218,7 +221,7 @@ def _shares(key: str, missing: str, evaluation: Evaluation, alpha: float) -> Rea
 
 
 def _latency(evaluation: Evaluation, _alpha: float) -> Reading:
-    """Read the time of an answer of both sides, on prompts that both answered one right after the other."""
+    """Return the reading of the time of an answer, on prompts that both sides answered one right after the other."""
     timed = [pair for pair in _pairs(evaluation["answers"], "seconds") if pair[0] and pair[1]]
     if not timed:
         return Reading(missing="it was not measured")
@@ -228,7 +231,7 @@ def _latency(evaluation: Evaluation, _alpha: float) -> Reading:
 
 
 def _alone(key: str, missing: str, estimate: Callable[..., Estimate], evaluation: Evaluation, _alpha: float) -> Reading:
-    """Read the tuned model's answers, whatever the base did."""
+    """Return the reading of a value of the tuned model alone."""
     found = [(each["tuned"][key], each["group"]) for each in evaluation["answers"] if each["tuned"][key] is not None]
     if not found:
         return Reading(missing=missing)
@@ -254,7 +257,9 @@ def _memory_alone(evaluation: Evaluation, _alpha: float) -> Reading:
 
 
 def _kept(evaluation: Evaluation, _alpha: float) -> Reading:
-    """Read the share of past wins and of the user's own questions that are kept; `n` is 0 where there are none."""
+    """Return the reading of the share of past wins and of the user's own questions that are still right; `n` is 0 if
+    there are none.
+    """
     # A past win must be kept whatever the baseline answers today: the baseline never had to keep it. Of the user's own
     # questions, only what the baseline answers rightly can be lost.
     rows: Sequence[Mapping[str, Any]] = evaluation.get("frozen") or ()
@@ -275,12 +280,12 @@ def _kept(evaluation: Evaluation, _alpha: float) -> Reading:
 
 
 def _certain(value: float) -> Estimate:
-    """Return an exact value, read and not sampled, as an estimate of zero width."""
+    """Return an exact value as an estimate with an interval of zero width."""
     return Estimate(value, (value, value), 1, 0.0, least_units=1)
 
 
 def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
-    """Return [base nll, tuned nll, tokens] per group, or why there is no loss."""
+    """Return [base nll, tuned nll, tokens] per group, or the reason why there is no loss."""
     rows: Sequence[Mapping[str, Any]] = evaluation["rows"]
     not_finite = [f"{row['source']} ({side})" for row in rows for side in SIDES if row[side] == "not finite"]
     if not_finite:
@@ -294,7 +299,7 @@ def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
 
 
 def _pairs(answers: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, Any, str]]:
-    """Return (base, tuned, group) of each row for which both models have `key`."""
+    """Return (base, tuned, group) of each row for which both models have a value of `key`."""
     found = [(answer["base"][key], answer["tuned"][key], answer["group"]) for answer in answers]
     return [(base, tuned, group) for base, tuned, group in found if base is not None and tuned is not None]
 
@@ -324,7 +329,7 @@ OF_ANSWERS = tuple(name for name in KINDS if name not in ("loss", "kept"))
 
 
 def metric_name(name: str) -> str:
-    """Return the name that begins a row of a table, with its unit. A cycle has metrics of its own besides."""
+    """Return the name of a metric with its unit, as the first cell of its row. A cycle has additional metrics."""
     return KINDS[name].title if name in KINDS else name
 
 
@@ -334,8 +339,9 @@ def titled(name: str) -> str:
 
 
 def value_text(name: str, value: float | None, *, gain: bool = False) -> str:
-    """Return a metric in its unit: shares as percent. `gain`: a gain has a sign, and that of a cost is the share of the
-    base's that is saved."""
+    """Return a metric's value in its unit; shares are percentages. `gain`: the value is a gain, so it has a sign; of a
+    cost it is the share of the base's cost that is saved.
+    """
     if value is None:
         return "-"
     kind = KINDS.get(name, KINDS["loss"])
@@ -348,12 +354,12 @@ def value_text(name: str, value: float | None, *, gain: bool = False) -> str:
 
 
 def interval_text(metric: Metric) -> str:
-    """Return both ends of the interval, empty where there is none."""
+    """Return both ends of the interval as text; "" if there is none."""
     return " to ".join(value_text(metric.name, end, gain=metric.gain is not None) for end in metric.interval or ())
 
 
 def level_text(level: float) -> str:
-    """Return the name of an interval of this level: 95 % interval."""
+    """Return the name of an interval at this level, such as "95 % interval"."""
     return f"{100 * level:.4g} % interval"
 
 
@@ -367,7 +373,7 @@ def fact_text(metric: Metric) -> str:
 
 
 def required_text(metric: Metric) -> str:
-    """Return the requirement of the gate on a metric as text; "" for one that is only reported."""
+    """Return the gate's requirement on a metric as text; "" if the metric is only reported."""
     limit, kind = metric.threshold, KINDS.get(metric.name, KINDS["loss"])
     if limit is None:
         return "not worse" if kind.form == "gain" and not kind.exact else ""
@@ -384,7 +390,7 @@ def _share(value: float) -> str:
 
 
 def passed_text(metric: Metric) -> str:
-    """Return `passed` in a word. A required metric that more rows or a quiet machine would decide is open."""
+    """Return `passed` as a word. A required metric that more rows or a quiet machine would decide is "open"."""
     if metric.passed is None:  # nothing is known without an interval
         return "yes" if metric.interval and required_text(metric) else "reported"
     if metric.passed:

@@ -1,4 +1,4 @@
-"""Requests to any server that speaks OpenAI's chat API: one exchange of HTTP, and one answer."""
+"""Requests to any server of OpenAI's chat API: the HTTP exchange, and the answer in it."""
 
 import contextlib
 import http.client
@@ -25,13 +25,14 @@ _NO_FORMAT = (ValueError, LookupError, TypeError, AttributeError, RecursionError
 
 
 class Unanswered(HivetuneError):
-    """A lost request, or a server that can't answer now: another try may help."""
+    """Raised for a lost request, or a server that can't answer now. Another try may succeed."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A server's answer, whether it ended by itself, and its time in seconds. The numbers of tokens are None where the
-    server does not report them."""
+    """A server's answer, whether it ended by itself, and its time in seconds. The numbers of tokens are None if the
+    server does not report them.
+    """
 
     text: str
     ended: bool
@@ -70,10 +71,10 @@ class Endpoint:
 def exchange(
     connection: http.client.HTTPConnection, path: str, body: Mapping[str, Any] | None, key: str, where: str
 ) -> Iterator[http.client.HTTPResponse]:
-    """Yield the response to a request, to be read inside; `body` None is a GET.
+    """Yield the response to a request, to be read inside the block; `body` None means GET.
 
-    Raises Unanswered where another try may help: the server is lost, breaks off or is busy. Raises UsageError for a
-    request that it refuses, and for an answer that is not in OpenAI's format.
+    Raises Unanswered if another try may succeed: the server is lost, breaks off or is busy. Raises UsageError if the
+    server refuses the request, or answers in another format than OpenAI's.
     """
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     with contextlib.closing(connection):
@@ -99,8 +100,9 @@ def chat_request(
 
 
 def read_answer(response: http.client.HTTPResponse, started: float, where: str) -> Answer:
-    """Return the answer to a request that was sent at `started` (time.perf_counter), with the calls of tools in its
-    text. Raises as `exchange` does."""
+    """Return the answer to a request that was sent at `started` (time.perf_counter), with tool calls appended to its
+    text. Raises as `exchange`.
+    """
     raw = response.read(MAX_ANSWER_BYTES + 1)
     seconds = time.perf_counter() - started
     if len(raw) > MAX_ANSWER_BYTES:
@@ -126,7 +128,7 @@ def read_answer(response: http.client.HTTPResponse, started: float, where: str) 
 
 
 def ask_with_retries(ask: Callable[[], Answer], pause: Callable[[float], object] = time.sleep) -> Answer:
-    """Return the answer of the first of TRIES that succeeds. Raises Unanswered where none does."""
+    """Return the first answer in at most TRIES tries. Raises Unanswered if all fail."""
     for attempt in range(TRIES - 1):
         try:
             return ask()
@@ -136,7 +138,7 @@ def ask_with_retries(ask: Callable[[], Answer], pause: Callable[[float], object]
 
 
 def _other_format(where: str, shown: bytes) -> UsageError:
-    """Return the error for an answer that is not in OpenAI's format, with its beginning."""
+    """Return the error for an answer that is not in OpenAI's format; the error quotes its beginning."""
     return UsageError(
         f"{where} answers in another format: {' '.join(shown[:SHOWN_CHARS].decode(errors='replace').split())}",
         hint="it must answer POST .../chat/completions as OpenAI's chat API does",
@@ -157,7 +159,7 @@ def _refusal(response: http.client.HTTPResponse, where: str) -> HivetuneError:
 
 
 def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as OpenAI's API takes it, with the arguments of a call as text."""
+    """Return a message in the form of OpenAI's API, with the arguments of calls as text."""
     sent = dict(message)
     if message.get("tool_calls"):
         sent["tool_calls"] = []

@@ -1,4 +1,6 @@
-"""A llama.cpp server for one GGUF model and its adapters: started, asked, stopped. A socket of its user's, no port."""
+"""A llama.cpp server for one GGUF model and its adapters: started, asked, stopped. It listens on a socket of its user,
+not on a port.
+"""
 
 import contextlib
 import functools
@@ -63,8 +65,8 @@ class ServerSettings:
     """The settings of a server.
 
     adapters: GGUF adapter files and their scales. context_tokens: per slot. device: cpu, a card (which is leased:
-    process/lease.py), or empty for llama.cpp's own choice. warm_up: compute once on loading. batch_tokens: of prompts,
-    computed at once; between two such pieces another request gets its turn.
+    process/lease.py), or empty for llama.cpp's own choice. warm_up: compute once on loading. batch_tokens: number of
+    prompt tokens computed at once, after which another request gets its turn.
     """
 
     adapters: tuple[tuple[Path, float], ...] = ()
@@ -82,8 +84,8 @@ def open_backend(
 ) -> Iterator["Backend"]:
     """Start a server of one GGUF file for the length of a `with` block.
 
-    Raises UsageError for a file that is no GGUF, MachineNotFit when no llama.cpp is there or it does not start, Busy
-    for a card that is trained on.
+    Raises UsageError for a file that is not GGUF, MachineNotFit if llama.cpp is missing or does not start, Busy if a
+    run trains on the card.
     """
     settings = settings or ServerSettings()
     check_files(model, settings)
@@ -106,8 +108,9 @@ def open_backend(
 
 
 def check_files(model: Path, settings: ServerSettings) -> None:
-    """Raise UsageError for a file that is no GGUF, is an adapter where a model is needed, or differs from the
-    manifest beside it."""
+    """Raise UsageError for a file that is not GGUF, is an adapter instead of a model, or differs from the manifest
+    beside it.
+    """
     for path in (model, *(path for path, _ in settings.adapters)):
         whole = path.resolve()
         problems = problems_of_files(whole.parent, (whole.name,))
@@ -125,8 +128,8 @@ def check_files(model: Path, settings: ServerSettings) -> None:
 class Engine:
     """llama.cpp on this machine.
 
-    command: what starts its server, to which arguments are added. build: what answers depend on. passed_over: why the
-    user's own `llama-server` is not taken; empty where it is, or where there is none.
+    command: the beginning of the server's command line. build: the version, on which answers depend. passed_over: why
+    the user's own `llama-server` is not used; empty if it is used, or if there is none.
     """
 
     command: tuple[str, ...]
@@ -135,8 +138,9 @@ class Engine:
 
 
 def find_engine() -> Engine:
-    """Return the user's own `llama-server`, which may be one for a card, or else xllamacpp's, where the other is too
-    old or not there. Raises MachineNotFit when there is neither."""
+    """Return the user's own `llama-server`, which may support a card, or the one of xllamacpp if the first is too old
+    or missing. Raises MachineNotFit if there is neither.
+    """
     program = shutil.which("llama-server")
     problem = ""
     if program is not None:
@@ -154,7 +158,9 @@ def find_engine() -> Engine:
 
 @functools.lru_cache(maxsize=8)
 def own_engine(program: str, changed_ns: int) -> Engine:
-    """Return a `llama-server` as it was at this time of its file; `passed_over` where it may not be used."""
+    """Return the user's `llama-server`, with the reason in `passed_over` if it can't be used. `changed_ns`: the time of
+    its file, for the cache.
+    """
     version = ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         command, environment = [program, "--version"], named_environment()
@@ -172,7 +178,7 @@ def own_engine(program: str, changed_ns: int) -> Engine:
 
 
 class _SocketConnection(http.client.HTTPConnection):
-    """HTTP over a socket in the file system."""
+    """An HTTP connection over a Unix socket."""
 
     def __init__(self, path: Path, timeout_s: float):
         super().__init__("localhost", timeout=timeout_s)
@@ -186,9 +192,9 @@ class _SocketConnection(http.client.HTTPConnection):
 
 @dataclass(frozen=True)
 class Backend:
-    """Talks to one running server. Safe to call from several threads: each request has its own connection.
+    """A client of one running server. Safe to call from several threads: each request has its own connection.
 
-    `lora`: the scale of each adapter, as the server's API takes it.
+    `lora`: the scale of each adapter, in the form of the server's API.
     """
 
     process: "subprocess.Popen[bytes]"
@@ -204,7 +210,7 @@ class Backend:
         temperature: float = 0.0,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> Answer:
-        """Return one answer to a chat, as a release is served."""
+        """Return one answer to a chat, as a served release gives it."""
         request, started = self._chat(messages, max_tokens, temperature, tools), time.perf_counter()
         with self._exchange(CHAT, request) as response:
             return read_answer(response, started, SERVER)
@@ -212,7 +218,7 @@ class Backend:
     def stream(
         self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0
     ) -> Generator[str, None, str]:
-        """Yield the answer piece by piece. Return the API's reason why it ended."""
+        """Yield the answer piece by piece. Return the API's reason for its end."""
         finish = None
         with self._exchange(CHAT, {**self._chat(messages, max_tokens, temperature), "stream": True}) as lines:
             for line in lines:  # server-sent events, the last of which is no JSON: [DONE]
@@ -226,7 +232,7 @@ class Backend:
         return str(finish)
 
     def peak_memory_bytes(self) -> int:
-        """Return the largest memory that the server's processes held so far, the mapped pages of the file included."""
+        """Return the peak memory of the server's processes in bytes, mapped pages of the model file included."""
         server = psutil.Process(self.process.pid)
         files = [Path(f"/proc/{each.pid}/status") for each in (server, *server.children(recursive=True))]
         peaks = [_PEAK.search(file.read_text(encoding="ascii", errors="replace")) for file in files]
@@ -242,7 +248,7 @@ class Backend:
     def request(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> dict[str, Any]:
-        """Exchange one JSON document. Raises as `exchange` does, as all that asks the server."""
+        """Exchange one JSON document and return the response's. Raises as `exchange`."""
         with self._exchange(path, body, timeout_s) as response:
             document = json.loads(response.read())
             if not isinstance(document, dict):
@@ -250,7 +256,7 @@ class Backend:
             return document
 
     def stop(self) -> None:
-        """End the server and wait for it. Calling it twice is fine."""
+        """End the server and wait for it. It may be called twice."""
         if self.process.stdin is not None and not self.process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
@@ -261,7 +267,7 @@ class Backend:
             self.process.wait()
 
     def kill(self) -> None:
-        """Send SIGKILL to the server and all that it started, for one that hangs."""
+        """Send SIGKILL to the server and its children, for a server that hangs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -286,7 +292,7 @@ class Backend:
 def _start(
     command: Sequence[str], settings: ServerSettings, model: Path, token: str, log: Path
 ) -> "subprocess.Popen[bytes]":
-    """Start the child that holds the server. Raises Busy for a card that is trained on."""
+    """Start the child that holds the server. Raises Busy if a run trains on the card."""
     whole = model.resolve()
     parts = whole.parent.glob(f"{whole.stem.rpartition('-of-')[0].rpartition('-')[0]}-*-of-*.gguf")
     adapters = [path.resolve() for path, _ in settings.adapters]
@@ -324,7 +330,7 @@ def _start(
 
 
 def _arguments(model: Path, settings: ServerSettings, socket_path: Path) -> list[str]:
-    """Return llama-server's arguments, which llama/wheel.py takes too."""
+    """Return llama-server's arguments, which llama/wheel.py accepts too."""
     arguments = ["--model", str(model.resolve()), "--alias", model.stem, "--host", str(socket_path)]
     arguments += ["--parallel", str(settings.slots), "--ctx-size", str(settings.context_tokens * settings.slots)]
     # The cache in host memory is matched by tokens alone, before adapters are compared: a prompt under A, another under
@@ -345,7 +351,8 @@ def _arguments(model: Path, settings: ServerSettings, socket_path: Path) -> list
 
 def _spins() -> str:
     """Return how long llama.cpp's threads spin at a barrier before they sleep: long on idle cores, not at all beside
-    work. A user's own value of the variable is kept."""
+    other work. The user's own value of the variable has precedence.
+    """
     # A token of a small model passes hundreds of barriers, and each sleep costs more than the work between two.
     # SmolLM2-135M q8_0 on 2 cores: idle, one request makes 31 tokens/s without spinning and 85 with it, 8 slots 125 and
     # 215. Beside two busy processes 8 slots make 79 without and 18 to 44 with it: a spinning thread takes the core of
@@ -356,9 +363,9 @@ def _spins() -> str:
 
 
 def _wait_until_ready(backend: Backend, model: Path, log: Path, timeout_s: float) -> None:
-    """Wait until the server answers, which it does when its model is loaded.
+    """Wait until the server answers, which means that its model is loaded.
 
-    Raises MachineNotFit with the reason that llama.cpp gave, and speaks of memory only where that is the reason.
+    Raises MachineNotFit with llama.cpp's own reason; the message mentions memory only if that is the reason.
     """
     deadline = time.monotonic() + timeout_s
     while backend.process.poll() is None:

@@ -1,8 +1,8 @@
-"""The process that holds a llama.cpp server: `python -m hivetune.llama.child`, its settings as JSON on stdin.
+"""The process that holds a llama.cpp server: `python -m hivetune.llama.child`, with its settings as JSON on stdin.
 
-It runs the server's program as its child, in a sandbox (process/sandbox.py) that opens the model, its adapters and its
-socket. Both end when stdin closes, that is when whoever started it stops it or dies in any way: no orphan keeps a
-socket and gigabytes.
+It runs the server's program as its child, in a sandbox (process/sandbox.py) that can open the model, its adapters and
+its socket. Both processes end when stdin closes, as it does when the process that started them stops or dies. So no
+orphan keeps a socket and gigabytes.
 """
 
 import json
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _confine(settings: dict[str, Any]) -> None:
-    """Deny network, and all files but the model's and those that the program needs."""
+    """Deny the network, and all files but the model's and those that the program needs."""
     program = Path(settings["command"][0]).resolve()
     libraries = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
     of_program = [str(program.parent), str(program.parent.parent / "lib"), *libraries]
@@ -68,7 +68,7 @@ def _confine(settings: dict[str, Any]) -> None:
 
 
 def _end_with_stdin(server: "subprocess.Popen[bytes]", stopped: threading.Event) -> None:
-    """End the server when stdin closes. It holds nothing that must be saved."""
+    """End the server when stdin closes. It has no data to save."""
     while os.read(0, 4096):
         pass
     stopped.set()

@@ -1,4 +1,4 @@
-"""The check of a server that it builds the prompts that were trained on, token by token, on real conversations."""
+"""The check that a server builds the prompts of training, token by token, on real conversations."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,10 +19,10 @@ SHOWN_TOKENS = 6
 
 
 def check_prompts(backend: Backend, model: Path, snapshot: Snapshot) -> int:
-    """Compare the server's token ids of conversations with the trained ones; held-out conversations first. Return how
-    many were compared.
+    """Compare the server's token ids of conversations with the trained ones, held-out conversations first. Returns the
+    number of conversations compared.
 
-    Raises HivetuneError when one differs, since such a model is asked other questions than it was trained on.
+    Raises HivetuneError if one differs, since such a model is asked other questions than it was trained on.
     """
     rows = [row for split in HELD_OUT_FIRST for row in snapshot.rows(split)]
     infos = [snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]
@@ -38,8 +38,9 @@ def check_prompts(backend: Backend, model: Path, snapshot: Snapshot) -> int:
 
 
 def compare_prompts(backend: Backend, renderer: Renderer, examples: Iterable[Example]) -> tuple[int, list[str]]:
-    """Return the number of conversations that were compared, and of each that differs where it begins to. Raises
-    RenderError for one that can't be rendered."""
+    """Return the number of conversations that were compared, and a description of each difference. Raises RenderError
+    for a conversation that can't be rendered.
+    """
     checked, differences = 0, []
     for example in examples:
         prompt = prompt_of(example.messages)

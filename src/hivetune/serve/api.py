@@ -45,11 +45,11 @@ Pieces = AsyncGenerator[Piece]
 
 
 class TooMany(HivetuneError):
-    """Too many concurrent requests."""
+    """Raised for a request above the limit of concurrent requests."""
 
 
 class TooLarge(HivetuneError):
-    """A body without a declared length grew beyond the limit."""
+    """Raised when a body without a declared length grows beyond the limit."""
 
 
 class Counts:
@@ -66,8 +66,9 @@ class Counts:
 
 @dataclass
 class Gateway:
-    """The state that all requests share. Without `capture` nothing is stored. `stop` ends the server, and `failure` is
-    why: a bug that has ended the keeper, so nothing would be loaded from then on."""
+    """The state that all requests share. Without `capture` nothing is stored. `stop` ends the server; `failure` is the
+    bug that ended the keeper, after which no model would be loaded, or None.
+    """
 
     keeper: Keeper
     watch: Watch
@@ -118,7 +119,7 @@ class Gateway:
     # ---- a request with its answer
 
     async def answer(self, dialect: Dialect, http: HttpRequest) -> Response:
-        """Answer a request of an API: whole, or as a stream."""
+        """Answer a request of an API, in one document or as a stream of events."""
         client = _client(http)
         if self._open[client] >= MAX_OPEN_PER_CLIENT:
             raise TooMany("too many concurrent requests")
@@ -147,7 +148,7 @@ class Gateway:
                 raise
 
     async def _read(self, dialect: Dialect, http: HttpRequest) -> Request:
-        """Return a request as its API says. Raises UsageError."""
+        """Return the request, read by its API's rules. Raises UsageError for an invalid one."""
         raw, client = await _raw_body(http), _client(http)
         # Before it is parsed, which takes the event loop from everybody.
         if self.keeper.live is not None:
@@ -173,7 +174,7 @@ class Gateway:
         )
 
     async def _stream(self, request: Request, pieces: Pieces) -> AsyncGenerator[bytes]:
-        """Yield events. An answer that breaks off ends with an error event, never silently."""
+        """Yield the events of an answer. If it breaks off, the last one is an error event."""
         writer = request.dialect.writer(request)
         try:
             async for piece in pieces:
@@ -202,7 +203,7 @@ class Gateway:
             self.watch.answered(request.label, error=True)
 
     async def _keep(self, request: Request) -> None:
-        """Count, watch and capture an answer that is whole."""
+        """Count a complete answer, pass it to the watch, and capture it."""
         label, said, seconds = request.label, request.said, time.monotonic() - request.started_s
         self._count("ok", request)
         self.counts.tokens.labels(label).inc(said.tokens)
@@ -261,8 +262,9 @@ class Gateway:
         return JSONResponse({"id": entry.id, "release": label}, status_code=202)
 
     async def models(self, http: HttpRequest) -> Response:
-        """Describe all models, or the one of the path. `defaults`: its generation settings, and the system prompt of
-        most of its rows."""
+        """Describe all models, or the one named in the path. `defaults` has its generation settings and the system
+        prompt of most of its rows.
+        """
         routes, judged, name = self.keeper.routes, self.keeper.wanted.generation, http.path_params.get("name")
         about = {"object": "model", "created": 0, "owned_by": "hivetune"}
         served = {
@@ -306,7 +308,7 @@ class Gateway:
         return Response(generate_latest(self.counts.registry) + generate_latest(now), media_type=CONTENT_TYPE_LATEST)
 
     async def health(self, http: HttpRequest) -> Response:
-        """Answer 200 when every wanted model can be asked, else 503. A client with a token also gets the problems."""
+        """Answer 200 when every wanted model is ready, else 503. A client with a token also gets the problems."""
         keeper, capture = self.keeper, self.capture
         document: dict[str, Any] = {"status": "ok" if keeper.ready else "loading"}
         if http.scope["client_name"] is not None:
@@ -317,7 +319,7 @@ class Gateway:
 
 
 def told_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what a callback raised, but for the result of a wait that was cancelled."""
+    """Log an exception of a callback, unless it only tells that a wait was cancelled."""
     # anyio 4.16 sets it where a model server writes to its Unix socket at the moment that a client goes away (as on
     # closing, agronholm/anyio#1267).
     if not isinstance(context.get("exception"), asyncio.InvalidStateError):
@@ -325,8 +327,9 @@ def told_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, An
 
 
 class _Stream(StreamingResponse):
-    """A stream that returns its slot however it ends: read to its end, abandoned by its client before the first byte or
-    later, or not read for `SLOW_CLIENT_S`. `stack`: what it holds."""
+    """A stream that frees its slot however it ends: read to its end, abandoned by its client, or not read for
+    `SLOW_CLIENT_S`. `stack` holds the slot and all else to release.
+    """
 
     def __init__(self, content: AsyncGenerator[bytes], stack: contextlib.AsyncExitStack, **more: Any):
         super().__init__(content, **more)
@@ -344,7 +347,7 @@ class _Stream(StreamingResponse):
 
 
 async def _unless_disconnected(http: HttpRequest, answer: Coroutine[Any, Any, Pieces]) -> Pieces | None:
-    """Return the answer, or None when the client went away first. Then the model server is told to stop too."""
+    """Return the answer, or None if the client disconnected first; then the model server stops computing too."""
     answering = asyncio.ensure_future(answer)
 
     async def disconnected() -> None:
@@ -367,7 +370,7 @@ def _client(http: HttpRequest) -> str:
 
 
 def _named(http: HttpRequest, header: str, fields: Mapping[str, Any], key: str) -> str | None:
-    """Return the value of a header, else of the request's metadata, or None."""
+    """Return the value of a header, else of `key` in the request's metadata, or None if neither was sent."""
     value = http.headers.get(header, "")
     # Sent as UTF-8, and read as Latin-1 by the server.
     with contextlib.suppress(UnicodeDecodeError):
@@ -378,7 +381,9 @@ def _named(http: HttpRequest, header: str, fields: Mapping[str, Any], key: str) 
 
 
 def _declared(http: HttpRequest, fields: Mapping[str, Any]) -> dict[str, str]:
-    """Return the agent and the category that a request declares, by headers or its metadata, and its system prompt."""
+    """Return the agent, category and system prompt of a request. Agent and category are read from headers, else from
+    metadata.
+    """
     pairs = {kind: _named(http, f"x-hivetune-{kind}", fields, kind) for kind in ("agent", "category")}
     declared = {kind: " ".join(value.split()).casefold() for kind, value in pairs.items() if value}
     first = (fields.get("messages") or [{}])[0]
@@ -388,7 +393,7 @@ def _declared(http: HttpRequest, fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def _raw_body(http: HttpRequest) -> bytes:
-    """Return the body of a request. Raises UsageError, TooLarge."""
+    """Return the bytes of a request's body. Raises UsageError, TooLarge."""
     body = bytearray()
     try:
         async for piece in http.stream():
@@ -401,7 +406,7 @@ async def _raw_body(http: HttpRequest) -> bytes:
 
 
 def _document(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body. Raises UsageError for other bodies, and for a key with two values."""
+    """Return the JSON object in a body. Raises UsageError for any other body, and for a repeated key."""
     try:
         document = json.loads(raw, parse_constant=refuse_constant, object_pairs_hook=unique_keys)
         # A lone surrogate can be written so, and is a text that UTF-8, and so the store, can't encode.

@@ -1,6 +1,6 @@
 """The capture of answers and feedback: redacted before they are stored, durable before they are counted, stored once.
 
-One thread writes, in order. What can't be written is left out and counted, and its answer says so.
+One thread writes them in order. An answer that can't be stored is left out and counted, and its client is told.
 """
 
 import asyncio
@@ -64,8 +64,9 @@ class Feedback:
 
 
 class Capture:
-    """The writing thread. `captured`: durable answers. `left_out`: entries that were not stored. `problem`: why the
-    last one was not, else empty."""
+    """The writing thread. `captured`: number of durable answers. `left_out`: number of entries that were not stored.
+    `problem`: the reason of the last one, empty if there was none.
+    """
 
     def __init__(self) -> None:
         self.captured = self.left_out = 0
@@ -75,12 +76,13 @@ class Capture:
         self._database: sqlite3.Connection | None = None
 
     def put(self, entry: CapturedAnswer | Feedback) -> "Future[str]":
-        """Store an entry in the thread; the result is the label of its release. Never waits."""
+        """Queue an entry for the thread, without waiting. The result of the future is the label of its release."""
         return self._thread.submit(self._store, entry)
 
     async def keep(self, entry: CapturedAnswer | Feedback) -> str:
-        """Store an entry and return the label of its release. Raises NotThere or UsageError for feedback that fits no
-        answer, MachineNotFit for what is not stored within `KEEP_WAIT_S`."""
+        """Store an entry and return the label of its release. Raises NotThere or UsageError for feedback that matches
+        no answer, MachineNotFit if it was not stored within `KEEP_WAIT_S`.
+        """
         stored = self.put(entry)
         try:
             async with asyncio.timeout(KEEP_WAIT_S):
@@ -120,8 +122,9 @@ class Capture:
 
 
 def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
-    """Return the release that gave a captured answer. Raises the same NotThere for an unknown id and for the id of
-    another client's answer."""
+    """Return the label of the release that gave a captured answer. Raises the same NotThere for an unknown id and for
+    the id of another client's answer.
+    """
     row = database.execute(
         "SELECT source, coalesce(json_extract(row, '$.client'), '') FROM interactions WHERE id = ?", (answer,)
     ).fetchone()
@@ -132,7 +135,7 @@ def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
 
 
 def messages_of(answer: str, client: str) -> list[dict[str, Any]]:
-    """Return the conversation up to a captured answer, as it is stored: redacted. Raises NotThere, as `label_of`."""
+    """Return the conversation up to a captured answer, redacted as it was stored. Raises NotThere, as `label_of`."""
     with closing(open_database()) as database:
         label_of(database, answer, client)
         (row,) = database.execute("SELECT row FROM interactions WHERE id = ?", (answer,)).fetchone()
@@ -140,7 +143,7 @@ def messages_of(answer: str, client: str) -> list[dict[str, Any]]:
 
 
 def store_answer(database: sqlite3.Connection, entry: CapturedAnswer) -> int:
-    """Commit an answer as a row, and return whether it is new: 1 or 0. Raises DoesNotFit, Busy."""
+    """Commit an answer as a row. Returns 1 if it is new, 0 if it was stored before. Raises DoesNotFit, Busy."""
     # `answered_by`: these are not a person's words, so they are learned only where docs/serve.md says.
     row: dict[str, Any] = {"messages": [*entry.messages, entry.answer], "answered_by": entry.label}
     row["latency_s"] = round(entry.seconds, 3)
@@ -163,8 +166,9 @@ def store_answer(database: sqlite3.Connection, entry: CapturedAnswer) -> int:
 
 
 def store_feedback(database: sqlite3.Connection, entry: Feedback) -> str:
-    """Store feedback beside its answer and in it, and return the release that answered. A correction replaces the
-    answer, which becomes `rejected_answer`. Raises NotThere, UsageError."""
+    """Store feedback in the row of its answer; return the label of the release that answered. A correction replaces the
+    answer, which becomes `rejected_answer`. Raises NotThere, UsageError.
+    """
     correction, reason = (None if text is None else _clean(text) for text in (entry.correction, entry.reason))
     with transaction(database):
         label = label_of(database, entry.id, entry.client)
@@ -185,7 +189,7 @@ def store_feedback(database: sqlite3.Connection, entry: Feedback) -> str:
 
 
 def rate_row(row: Mapping[str, Any], rating: Rating) -> dict[str, Any]:
-    """Return a stored row with a rating."""
+    """Return a copy of a stored row with this rating."""
     # It is of the answer that was given: a corrected row stays good.
     return {**row, "feedback": 1 if rating == "up" or "rejected_answer" in row else -1}
 
@@ -194,8 +198,9 @@ _OF_THE_ANSWER = ("answered_by", "finish_reason", "logprob")  # which a correcti
 
 
 def correct_row(row: Mapping[str, Any], correction: str) -> dict[str, Any]:
-    """Return a stored row with the right answer in place of the last one, which becomes `rejected_answer`. Raises
-    UsageError for a row that does not end with an answer, and for an empty correction."""
+    """Return a stored row whose last answer is replaced by the correction and kept as `rejected_answer`. Raises
+    UsageError for a row that does not end with an answer, and for an empty correction.
+    """
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages or messages[-1].get("role", "assistant") != "assistant":
         raise UsageError("this row does not end with an answer, so there is nothing to correct")

@@ -1,4 +1,4 @@
-"""A conversation with one served model in a terminal: who answers, turns, ratings."""
+"""A conversation with one served model in a terminal: its model, its turns and its ratings."""
 
 import secrets
 import time
@@ -31,8 +31,9 @@ _RATINGS: Mapping[str, Rating] = {"+": "up", "-": "down"}
 
 
 class Voice(NamedTuple):
-    """A model in a chat: a GGUF file, alone or with an adapter, and the label that is shown and stored. `run`,
-    `release`: what it was made of, where that is known."""
+    """A model in a chat: a GGUF file, alone or with an adapter, and the label that is shown and stored. `run` and
+    `release` are its origin, None if unknown.
+    """
 
     label: str
     model: Path
@@ -43,8 +44,9 @@ class Voice(NamedTuple):
 
 @dataclass
 class Chat:
-    """A conversation at a terminal or a pipe. `messages`: in the API's form, of which `system` stays first through
-    `/new`. Without `capture` nothing is stored, and nothing can be rated."""
+    """A conversation at a terminal or a pipe. `messages` have the API's form; a `system` message stays first through
+    `/new`. Without `capture` nothing is stored, and nothing can be rated.
+    """
 
     backend: Backend
     system: str | None = None
@@ -64,7 +66,7 @@ class Chat:
         self._stored = ""
 
     def run(self, ask: Callable[[], str | None], write: Callable[[str], None]) -> None:
-        """Take turns until `ask`, which returns the next text, returns None or `/exit`."""
+        """Take turns until `ask`, which returns the user's next text, returns None or `/exit`."""
         while (text := ask()) is not None and (command := text.strip()) != "/exit":
             if command in _RATINGS and (self.capture is None or not self._stored):
                 write("(there is no stored answer to rate; answers are stored with --capture)\n")
@@ -78,7 +80,7 @@ class Chat:
                 self._turn(text, write)
 
     def _turn(self, text: str, write: Callable[[str], None]) -> None:
-        """Answer a text. Ctrl-C ends the answer, whose beginning is kept, and not the chat."""
+        """Answer a text. Ctrl-C ends the answer, whose beginning is kept; the chat goes on."""
         asked = [*self.messages, {"role": "user", "content": text}]
         before, started, answer = self.messages, time.monotonic(), {"role": "assistant", "content": ""}
         self._stored, self.messages = "", [*asked, answer]
@@ -102,15 +104,16 @@ class Chat:
 
 
 def open_voice(voice: Voice, threads: int | None = None) -> AbstractContextManager[Backend]:
-    """Start the model server of a voice. Raises what `open_backend` raises."""
+    """Start the model server of a voice. Raises as `open_backend`."""
     adapters = () if voice.adapter is None else ((voice.adapter, 1.0),)
     return open_backend(voice.model, ServerSettings(adapters=adapters, threads=threads))
 
 
 def find_voice(name: str, quant: str, progress: Progress) -> Voice:
-    """Return the voice of a GGUF file, a release (NAME, NAME@VERSION, NAME@ALIAS) or a run. A folder is a run; a name
-    of both a release and a run means the release. Missing files are made. Raises UsageError, and the errors of an
-    export."""
+    """Return the voice of a GGUF file, a release (NAME, NAME@VERSION, NAME@ALIAS) or a run; missing exports are made. A
+    folder is a run; a name of both a release and a run means the release. Raises UsageError, and the errors of an
+    export.
+    """
     path = expanded(name)
     if path.is_file() or path.suffix == ".gguf":
         return Voice(path.stem, path, run=run_of_export(path))
@@ -123,8 +126,9 @@ def find_voice(name: str, quant: str, progress: Progress) -> Voice:
 
 
 def trained_prompt(voice: Voice) -> str | None:
-    """Return the system prompt of more than half of the rows that a run or a release was trained with, or None. A
-    release whose rows are gone tells it. Raises UsageError for a snapshot that can't be read."""
+    """Return the system prompt of more than half of the training rows of a voice's run or release, or None. If the rows
+    of a release are gone, its manifest has the prompt. Raises UsageError for an unreadable snapshot.
+    """
     if voice.run is not None:
         return most_prompt(load_run(voice.run).snapshot)
     if voice.release is None:
@@ -141,7 +145,7 @@ MAX_ROWS = 1000  # reading the info of one takes 50 us
 
 
 def most_prompt(snapshot: Snapshot) -> str | None:
-    """Return the system prompt of more than half of the first rows to train, or None."""
+    """Return the system prompt of more than half of a snapshot's first training rows, or None."""
     infos = [snapshot.info(row) for row in snapshot.rows("train")[:MAX_ROWS]]
     prompts = Counter(next((m.content for m in info.messages if m.role == "system"), None) for info in infos)
     ((text, rows),) = prompts.most_common(1)

@@ -1,7 +1,7 @@
 """The fields of a request: an allow-list of those that reach the model server, each with a type and a range.
 
-A field that is unknown, out of range or unsupported is refused by name. Checked chat fields are the one form of a
-request inside the gateway; another API's request is mapped to them and checked like them.
+A field that is unknown, out of range or unsupported is refused by name. Checked chat fields are the gateway's only form
+of a request; requests of other APIs are mapped to them and checked alike.
 """
 
 import json
@@ -25,7 +25,8 @@ _GENERIC = re.compile(r"(?:str|list\[.*|Literal\[.*|constrained-.*|function-.*|b
 
 class FieldRefused(UsageError):
     """A field of a request is unknown, out of range or unsupported. `field`: its path in the request. `code`: the API's
-    name of the error, which clients know."""
+    error code, which clients compare.
+    """
 
     def __init__(self, field: str, reason: str, hint: str = "", code: str | None = None):
         super().__init__(f"{field}: {reason}", hint=hint or "docs/serve.md lists the fields and their ranges")
@@ -33,7 +34,7 @@ class FieldRefused(UsageError):
 
 
 def too_long(field: str, what: str, context_tokens: int) -> FieldRefused:
-    """Return the error of a prompt that does not fit into the context."""
+    """Return the error for a prompt that does not fit into the context of `context_tokens`."""
     reason = f"{what} do not fit into the context of {context_tokens:,} tokens"
     hint = "shorten it; hivetune serve --context N gives as many as the model can use"
     return FieldRefused(field, reason, hint, "context_length_exceeded")
@@ -55,8 +56,9 @@ _VALUES = frozenset(("enum", "const", "default", "examples"))  # which hold no s
 
 
 def _check_schema(schema: Any, *, strict: bool = False) -> Any:
-    """Return a JSON schema. Raises ValueError where its grammar would be large, or it refers to another document; with
-    `strict` also for a keyword that would not hold, with its place."""
+    """Return a JSON schema. Raises ValueError if its grammar would be large or it refers to another document; with
+    `strict` also for a keyword that can't be enforced, with its place.
+    """
     waiting = [("", 0, schema, True)]  # place, depth, value, whether it stands where a schema does
     for place, depth, part, is_schema in waiting:  # grows while it is read
         if depth > SCHEMA_DEPTH or len(waiting) > SCHEMA_VALUES:
@@ -78,7 +80,7 @@ def _check_schema(schema: Any, *, strict: bool = False) -> Any:
 
 
 def _too_large(key: str, value: Any) -> str:
-    """Return what is wrong with a keyword of any schema, or ""."""
+    """Return the reason why a keyword's value makes the grammar too large, or ""."""
     if key in _REPEATS and isinstance(value, int | float) and value > SCHEMA_REPEATS:
         return f"{key} is at most {SCHEMA_REPEATS:,}"
     if key == "pattern" and isinstance(value, str) and len(value) > SCHEMA_PATTERN_CHARS:
@@ -87,7 +89,7 @@ def _too_large(key: str, value: Any) -> str:
 
 
 def _is_enforced(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Return whether an answer always keeps a keyword of its schema."""
+    """Return whether every answer obeys a keyword of its schema."""
     if key == "pattern" and isinstance(value, str):
         return value.startswith("^") and value.endswith("$") and re.search(r"\\[dDwWsSbB]", value) is None
     if key in _RANGES:
@@ -96,7 +98,7 @@ def _is_enforced(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def _enforced(named: dict[str, Any]) -> dict[str, Any]:
-    """Return what has a schema: a function, by `parameters`, or the form of an answer, by `schema`."""
+    """Return a function or the form of an answer after the check of its schema (`parameters` or `schema`)."""
     if named.get("strict"):
         _check_schema(named.get("parameters", named.get("schema")), strict=True)
     return named
@@ -109,7 +111,7 @@ def _joined(content: str | list[dict[str, str]]) -> str:
 
 
 def _an_object(arguments: str) -> str:
-    """Return the arguments of a call, whose text may be empty. Raises ValueError."""
+    """Return the text of a call's arguments, which must be a JSON object; "{}" for an empty text. Raises ValueError."""
     text = arguments.strip() or "{}"
     try:
         is_object = isinstance(json.loads(text), dict)
@@ -127,7 +129,7 @@ def _not_null(fields: Any) -> Any:
 
 
 def _object(needed: Mapping[str, Any], **other: Any) -> Any:
-    """Return the type of an object with these fields, no others. Types are strict."""
+    """Return the type of an object with exactly these fields, of strict types."""
     fields = {**needed, **{name: NotRequired[kind] for name, kind in other.items()}}
     kind = with_config(strict=True, extra="forbid", allow_inf_nan=False)(TypedDict("object", fields))  # type: ignore
     return Annotated[kind, BeforeValidator(_not_null)]
@@ -142,7 +144,7 @@ def _range(kind: Any, low: float, high: float) -> Any:
 
 
 def _sized(kind: Any, most: int | None = None, least: int = 0) -> Any:
-    """Return the type of a text or a map limited to a number of characters or items."""
+    """Return the type of a text or map with `least` to `most` characters or items."""
     return Annotated[kind, Field(min_length=least, max_length=most)]
 
 
@@ -261,7 +263,7 @@ def checked_fields(fields: Api, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ignored_fields(sent: Mapping[str, Any], template: str) -> list[str]:
-    """Return the fields that were sent and have no effect. `template`: the model's chat template."""
+    """Return the names of the sent fields that have no effect. `template`: the model's chat template."""
     ignored = [key for key in HINTS if sent.get(key) not in (None, False, "auto", "default")]
     if "metadata" in sent and not sent["metadata"].keys() & _USED_METADATA:
         ignored.append("metadata")
@@ -269,8 +271,9 @@ def ignored_fields(sent: Mapping[str, Any], template: str) -> list[str]:
 
 
 def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str = "") -> dict[str, Any]:
-    """Return the fields for the model server. `template`: the model's chat template. Raises FieldRefused for tools that
-    it has no place for."""
+    """Return the fields for the model server. `template`: the model's chat template. Raises FieldRefused for tools if
+    the template can't render them.
+    """
     if not takes_tools:  # it would leave them out without a word
         used = ["tools"] if sent.get("tools") else []
         used += ["tool_choice"] if sent.get("tool_choice") not in (None, "none", "auto") else []

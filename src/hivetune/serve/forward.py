@@ -1,7 +1,7 @@
-"""The way of a request to a model server: it gets a release, waits for its turn, is sent, and sent again if lost.
+"""The way of a request to a model server: routed to a release, queued, sent, and sent again if the server is lost.
 
-When a model server is replaced or dies before the first byte of an answer, the request goes to the next one, and the
-client sees nothing of it. After the first byte of a stream there is no retry, only an error event that reports it.
+When a model server is replaced or dies before the first byte of an answer, the request goes to the next server,
+unnoticed by the client. After the first byte of a stream there is no retry: an error event reports the loss.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Broken(HivetuneError):
 
 
 class Refused(UsageError):
-    """The model server refused the request itself, such as a prompt that is too long."""
+    """The model server refused the request itself, for example because the prompt is too long."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -51,8 +51,8 @@ class Refused(UsageError):
 
 @contextlib.asynccontextmanager
 async def forward(keeper: Keeper, request: Request) -> AsyncIterator[AsyncGenerator[Piece]]:
-    """Yield the pieces of an answer that has begun, from the release that the request's `model` means: one, or those of
-    a stream.
+    """Yield the pieces of an answer that has begun: a single one, or those of a stream. The request's `model` selects
+    the release.
 
     Raises UsageError (a model that is not served, an unsupported field), Refused, MachineNotFit (no model server is
     ready), Broken.
@@ -92,7 +92,9 @@ async def forward(keeper: Keeper, request: Request) -> AsyncIterator[AsyncGenera
 
 
 def _sent(request: Request, live: LiveBackend, judged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of the request to the model server. `judged`: the settings that the release was judged with."""
+    """Return the body of the request to the model server. `judged`: the generation settings with which the release was
+    evaluated.
+    """
     # But for its system prompt, which only the chat page sends: a client's conversation without one stays so.
     defaults = {key: value for key, value in judged.items() if key != "system"}
     fields = upstream_fields(request.fields, takes_tools=live.takes_tools, template=live.template)
@@ -101,7 +103,7 @@ def _sent(request: Request, live: LiveBackend, judged: Mapping[str, Any]) -> dic
 
 
 async def _pieces(request: Request, response: httpx2.Response, ticket: Ticket) -> AsyncGenerator[Piece]:
-    """Yield the whole answer, or a stream piece by piece up to [DONE]. Raises Broken when it ends without."""
+    """Yield the whole answer, or a stream piece by piece up to [DONE]. Raises Broken if [DONE] never comes."""
     with _breaking_off():
         if not request.streams:
             yield _read(request, await response.aread())
@@ -122,7 +124,9 @@ async def _pieces(request: Request, response: httpx2.Response, ticket: Ticket) -
 
 
 def _read(request: Request, raw: bytes) -> Piece:
-    """Return a piece, and note what it says. Log-probabilities that the client did not ask for are hidden from it."""
+    """Return a piece, after adding its content to the answer. Log-probabilities that the client did not request are
+    removed.
+    """
     document: dict[str, Any] = json.loads(raw)
     if "error" in document:
         raise Broken(f"the model server failed: {_message(document['error'])}")
@@ -143,7 +147,7 @@ def _breaking_off() -> Iterator[None]:
 
 
 async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """Yield lines as a stream of events has them."""
+    """Yield the lines of an event stream."""
     # httpx's `aiter_lines` also ends one at U+2028 or U+0085, which a model may write.
     rest = b""
     async for chunk in response.aiter_bytes():
@@ -153,7 +157,7 @@ async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
 
 
 async def num_tokens(live: LiveBackend, fields: Mapping[str, Any]) -> int:
-    """Return the tokens of a prompt, without computing it. Raises FieldRefused, Refused, Broken."""
+    """Return the number of tokens of a prompt, which is not computed. Raises FieldRefused, Refused, Broken."""
     request = upstream_fields(fields, takes_tools=live.takes_tools, template=live.template)
     with _breaking_off():
         told = await live.client.post("/apply-template", json=request)
@@ -166,13 +170,15 @@ async def num_tokens(live: LiveBackend, fields: Mapping[str, Any]) -> int:
 
 
 def refuse_larger(field: str, size_bytes: int, context_tokens: int) -> None:
-    """Raise FieldRefused for a request that is too large for a context of so many tokens."""
+    """Raise FieldRefused for a request that is too large for a context of `context_tokens`."""
     if size_bytes > MAX_BYTES_PER_TOKEN * context_tokens:
         raise too_long(field, f"{size_bytes:,} bytes", context_tokens)
 
 
 def _refusal(status: int, raw: bytes, field: str) -> HivetuneError:
-    """Return Refused for a mistake in the request, or Broken for a fault of the server. `field`: what was asked."""
+    """Return the error for a response that is not 200: Refused for a mistake in the request, Broken for a fault of the
+    server. `field`: the field to name in it.
+    """
     error: Any = raw[:500].decode(errors="replace")
     # Whoever answers may send something else than JSON.
     with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):

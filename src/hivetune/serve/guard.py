@@ -51,7 +51,7 @@ HEADERS = (
 
 
 class Client(NamedTuple):
-    """A client of the gateway. `revoked`: when its token was revoked, or None."""
+    """A client of the gateway. `revoked`: the time when its token was revoked, or None."""
 
     name: str
     created: float
@@ -59,7 +59,9 @@ class Client(NamedTuple):
 
 
 def make_client(database: sqlite3.Connection, name: str) -> str:
-    """Make a token for `name`, shown once and stored as a hash. Raises UsageError for a name that is taken."""
+    """Create a client and return its token, which is stored only as a hash. Raises UsageError for a name that
+    is taken.
+    """
     if not name or not name.isprintable():
         raise UsageError(f"{name!r} can't be the name of a client", hint="use printable characters")
     token = f"hive-{secrets.token_urlsafe(32)}"
@@ -97,7 +99,6 @@ def client_of(database: sqlite3.Connection, token: str) -> str | None:
 
 
 def _hash(token: str) -> str:
-    """Return the SHA-256 of a token."""
     # A random token of 256 bits can't be guessed, so it needs no slow hash.
     return hashlib.sha256(token.encode()).hexdigest()
 
@@ -110,8 +111,10 @@ def cookie_of_home(kind: str = "hivetune") -> str:
 
 @dataclass(frozen=True)
 class Door:
-    """The access rule of the paths below `below`. `client_of` maps a token or a cookie's value to a client, or None.
-    `open`: paths that need no token. `login`: where a browser without a token is sent; if empty, it is refused."""
+    """The access rule for the paths below `below`. `client_of` maps a token or a cookie's value to a client, or None.
+    `open`: paths that need no token. `login`: the page to which a browser without a token is redirected; if empty, the
+    request is refused.
+    """
 
     client_of: Callable[[str], str | None]
     below: str = ""
@@ -148,7 +151,7 @@ class Guard:
         await self.app(scope, receive, answered)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, str] | None:
-        """Return status, message and where a browser is sent instead, or None for a request that may pass."""
+        """Return HTTP status, message and the address to redirect a browser to; None for a request that may pass."""
         names = [name for name, _ in scope["headers"]]
         # Of two tokens a proxy may have checked the other one. h11 refuses two lengths and two hosts.
         if names.count(b"authorization") > 1 or names.count(b"x-api-key") > 1:
@@ -182,7 +185,9 @@ class Guard:
 
 
 def token_of(headers: Mapping[str, str], cookie_name: str) -> str:
-    """Return the token in the Authorization header, in Anthropic's x-api-key, or in the cookie that the login set."""
+    """Return the token in the Authorization header, in Anthropic's x-api-key or in the login cookie; "" if there is
+    none.
+    """
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip()
@@ -193,7 +198,7 @@ def token_of(headers: Mapping[str, str], cookie_name: str) -> str:
 
 
 async def _refuse(path: str, receive: Receive, send: Send, status: int, message: str, location: str) -> None:
-    """Refuse a request, and read what its client still sends for a while."""
+    """Refuse a request, and read for a while the rest of its body, so that the client gets the response."""
     body = json.dumps(error_body(status, message, path=path)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(b"location", location.encode())] if location else []

@@ -18,7 +18,7 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class Block:
-    """A part of an answer. The text of a call is its arguments."""
+    """A part of an answer: a thought, a text or a call. The text of a call is its arguments."""
 
     kind: Literal["thought", "text", "call"]
     number: int
@@ -28,7 +28,7 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a call: none where a length limit cut them."""
+        """Return the arguments of a call; {} if a length limit cut them."""
         try:
             arguments = json.loads(self.text or "{}")
         except (ValueError, RecursionError):
@@ -37,15 +37,16 @@ class Block:
 
     @property
     def call(self) -> dict[str, Any]:
-        """Return a call as chat completions have it."""
+        """Return a call in the form of chat completions."""
         named = {"type": "function", "function": {"name": self.name, "arguments": self.text}}
         return {**named, "id": self.id} if self.id else named
 
 
 @dataclass
 class Said:
-    """The content of an answer: its blocks in order, why it ended, its number of tokens, and `totals`, the usage and
-    the timings that the model server tells."""
+    """The content of an answer: its blocks in order, the reason for its end, its number of tokens, and `totals`, the
+    usage and timings that the model server reported.
+    """
 
     blocks: list[Block] = field(default_factory=list)
     finish: str = ""
@@ -55,8 +56,10 @@ class Said:
     _logprobs: list[float] = field(default_factory=list)
 
     def add(self, piece: Mapping[str, Any]) -> list[tuple[Block, str]]:
-        """Add a piece of a stream, or a whole answer. Returns each block that it begins or continues, and the text that
-        it adds. Raises TypeError, ValueError, AttributeError, LookupError where it is not one of OpenAI's API."""
+        """Add a piece of a stream, or a whole answer. Returns each block that was begun or continued, with the text
+        added to it. Raises TypeError, ValueError, AttributeError, LookupError if the piece does not have the form of
+        OpenAI's API.
+        """
         grown: list[tuple[Block, str]] = []
         for choice in piece.get("choices", ()):
             said = choice.get("delta") or choice.get("message") or {}
@@ -82,7 +85,7 @@ class Said:
         return grown
 
     def _last(self, kind: Literal["thought", "text"], text: str) -> Block:
-        """Return the last block with `text` at its end: a new one where it is of another kind."""
+        """Append `text` to the last block, or begin a new one if that is of another kind; return the block."""
         if not self.blocks or self.blocks[-1].kind != kind:
             self.blocks.append(Block(kind, len(self.blocks)))
         self.blocks[-1].text += text
@@ -90,7 +93,7 @@ class Said:
 
     @property
     def message(self) -> dict[str, Any]:
-        """Return the answer as a message of a chat."""
+        """Return the answer as a chat message."""
         texts = {"text": "", "thought": "", "call": ""}
         for block in self.blocks:
             texts[block.kind] += block.text
@@ -100,17 +103,17 @@ class Said:
 
     @property
     def logprob(self) -> float | None:
-        """Return the mean log-probability of the tokens, None where they were not scored."""
+        """Return the mean log-probability of the tokens in nats; None if they were not scored."""
         return sum(self._logprobs) / len(self._logprobs) if self._logprobs else None
 
     def count(self, name: str) -> int:
-        """Return a number of tokens: prompt_tokens, completion_tokens or cached_tokens."""
+        """Return the number of prompt_tokens, completion_tokens or cached_tokens, by its name."""
         return int({**self.totals, **(self.totals.get("prompt_tokens_details") or {})}.get(name) or 0)
 
 
 @dataclass(eq=False)
 class Request:
-    """A request with its state: release, answer, and whether it was captured."""
+    """A request with its state: its release, its answer, and whether it was captured."""
 
     dialect: "Dialect"
     # As it was sent, and checked (fields.py).
@@ -138,14 +141,15 @@ class Request:
 
     @property
     def owner(self) -> str:
-        """Return the client and session that a request belongs to, as one key."""
+        """Return the client and the session of the request as one key."""
         # Those of two clients are different, whatever their names are.
         return f"{self.client}\0{self.session or self.id}"
 
     @property
     def scores(self) -> dict[str, Any]:
-        """Return the fields that ask for the log-probability of each token, which a captured answer keeps; none where
-        the client asked by itself."""
+        """Return the fields that request the log-probability of each token, for the capture; {} if the client requested
+        them itself.
+        """
         fields = self.fields
         asks = "logprobs" in fields or "top_logprobs" in fields
         # llama.cpp refuses them for a stream with tools, and tells none with `top_logprobs: 0`.
@@ -154,24 +158,26 @@ class Request:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers of its answer."""
+        """Return the HTTP headers of the answer."""
         told = {"Release": self.label, "Captured": self.captured, "Ignored": ", ".join(self.ignored)}
         return {f"X-Hivetune-{name}": value for name, value in told.items() if value}
 
 
 class Writer:
-    """Writes an answer, whole or as a stream. OpenAI's own APIs, which the model server speaks too, get our names."""
+    """The writer of an answer in OpenAI's own form, which the model server uses too; only names are replaced by
+    ours.
+    """
 
     def __init__(self, request: Request):
         self.request = request
 
     def whole(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the document of an answer, of the model server's."""
+        """Return the document of an answer, made from that of the model server."""
         request = self.request
         return {**document, "id": request.id, "model": request.label, "system_fingerprint": request.label}
 
     def event(self, piece: Mapping[str, Any], grown: Sequence[tuple[Block, str]]) -> bytes:
-        """Return the events of a piece. `grown`: the blocks that it adds to, and what."""
+        """Return the events of a piece as bytes. `grown`: the blocks that it extends, with the text added to each."""
         return data(self.whole(piece))
 
     def end(self) -> bytes:
@@ -189,7 +195,7 @@ Recall = Callable[[str], list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Dialect:
-    """An API that the gateway speaks: its path, its reader of requests and its writer of answers."""
+    """An API of the gateway: its path, its reader of requests and its writer of answers."""
 
     path: str
     # The field that holds what is asked.
@@ -210,8 +216,9 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 def error_body(
     status: int, message: str, param: str | None = None, code: str | None = None, *, path: str = CHAT
 ) -> dict[str, Any]:
-    """Return an error as the clients of `path` read it: Ollama's, Anthropic's, else OpenAI's. `param`: the field of the
-    request that caused it."""
+    """Return an error in the form of the API at `path`: Ollama's, Anthropic's, else OpenAI's. `param`: the field of the
+    request that caused it.
+    """
     if path.startswith("/api/"):
         return {"error": message}
     is_anthropic = path.startswith("/v1/messages")
@@ -224,7 +231,7 @@ def error_body(
 
 
 def data(document: Mapping[str, Any], kind: str = "") -> bytes:
-    """Return an event of the type `kind`."""
+    """Return a document as a server-sent event of the type `kind`."""
     named = f"event: {kind}\n".encode() if kind else b""
     # In ASCII: clients that read lines by Python's rules end one at U+2028 too.
     return named + b"data: " + json.dumps(document).encode() + b"\n\n"

@@ -1,7 +1,7 @@
-"""The routing: which releases should be served, and which one a request's `model` means. All of it comes from the
+"""The routing: the releases that should be served, and the one that a request's `model` means. Both come from the
 registry.
 
-One base model is served with its adapters: of each name the champion, the one before it and the candidate.
+One base model is served with its adapters: for each name the champion, the previous champion and the candidate.
 """
 
 import hashlib
@@ -22,18 +22,19 @@ _LOADED_ALIASES = frozenset(("champion", "previous", "candidate"))
 
 
 class Withdrawn(UsageError):
-    """The request names a version that was rolled back."""
+    """Raised for a request that names a version which was rolled back."""
 
 
 def gateway_folder() -> Path:
-    """Return the folder whose lock is held by the running gateway."""
+    """Return the folder that the running gateway has locked."""
     return home() / "gateway"
 
 
 @dataclass(frozen=True)
 class Deployment:
     """The content of a model server: a base, by name and hash of its prepared folder, and its adapters in order: label
-    NAME@VERSION -> GGUF file. `required`: labels without which a server is not right."""
+    NAME@VERSION -> GGUF file. `required`: labels that every server must have loaded.
+    """
 
     model: str
     model_sha256: str
@@ -44,14 +45,14 @@ class Deployment:
     device: str = ""  # as in ServerSettings
 
     def holds(self, wanted: "Deployment") -> bool:
-        """Return whether a server with this content is right for what is wanted: it may hold more."""
+        """Return whether a server with this content can serve everything in `wanted`; it may hold more."""
         same = (self.model, self.model_sha256, self.device) == (wanted.model, wanted.model_sha256, wanted.device)
         return same and all(self.served.get(label) == wanted.served[label] for label in wanted.required)
 
 
 @dataclass(frozen=True)
 class Domain:
-    """A release name for the requests of one agent or category."""
+    """A release name that answers the requests of one agent or category."""
 
     name: str
     by: str  # agent or category
@@ -62,7 +63,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The releases that should be served; nothing where `deployment` is None."""
+    """The releases that should be served; none if `deployment` is None."""
 
     deployment: Deployment | None = None
     # By name; the champions that are domains of others' names, too.
@@ -84,16 +85,17 @@ class Wanted:
 
     @property
     def problems(self) -> list[str]:
-        """Return in words what should be served and can't be."""
+        """Return, in words, each release that should be served and can't be, with the reason."""
         found = ((label, reason) for label, (kind, reason) in self.refused.items() if kind is MachineNotFit)
         return [f"{label} {reason}" for label, reason in found if "@" in label]
 
 
 def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
-    """Read from the registry what should be served, of `names` (and their domains) or of every name with a champion.
+    """Return the releases that should be served, read from the registry: of `names` and their domains, or of every name
+    with a champion.
 
-    A release that is damaged, has no GGUF adapter or has another base than the first name's champion is left out
-    and `refused`. Raises UsageError for a version, and a name that is not registered.
+    A release that is damaged, has no GGUF adapter or has another base than the first name's champion is left out and
+    listed in `refused`. Raises UsageError for a version, and for a name that is not registered.
     """
     for name in names:
         bare, at, _ = name.partition("@")
@@ -154,7 +156,7 @@ def adapter_of(release: Release, base: tuple[str, str] | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Routes:
-    """The names that a request's `model` may have, and the release that each means."""
+    """The names that a request's `model` may have, and the release of each."""
 
     wanted: Wanted = field(default_factory=Wanted)
     # The base that is loaded, or "".
@@ -167,15 +169,16 @@ class Routes:
     problems: Sequence[str] = ()  # why something is not loaded
 
     def names(self) -> list[str]:
-        """Return everything that a request can name, champions first."""
+        """Return all valid values of `model`, champions first."""
         return [*sorted(self.champions), *sorted(self.labels), *([BASE] if self.base else [])]
 
     def find(self, model: str, session: str, declared: Mapping[str, str] | None = None) -> str:
-        """Return the label of the release for a request's `model`, or `BASE`. It is NAME, NAME@VERSION, NAME@champion,
-        NAME@candidate, `base`, or nothing when one name is served. `declared`: agent, category and system prompt of the
-        request, which may have a release of their own. The same request in the same state always gets the same one.
+        """Return the label of the release for a request's `model`, or `BASE`. `model` is NAME, NAME@VERSION,
+        NAME@champion, NAME@candidate, `base`, or empty when one name is served. `declared`: agent, category and system
+        prompt of the request, which may have a release of their own. Equal requests in the same state get the same
+        release.
 
-        Raises Withdrawn, MachineNotFit for what should be loaded and is not, and NotThere, naming what is served.
+        Raises Withdrawn, MachineNotFit for a release that is not loaded yet, and NotThere with the served names.
         """
         if not model:
             domains = {domain.name for group in self.wanted.domains.values() for domain in group}
@@ -208,7 +211,9 @@ class Routes:
         return self.champions.get(name)
 
     def _domain(self, name: str, declared: Mapping[str, str]) -> str:
-        """Return the name of the domain that a request declares, by name or by its system prompt, else `name`."""
+        """Return the name of the domain that a request declares by its agent, category or system prompt; else
+        `name`.
+        """
         domains = [domain for domain in self.wanted.domains.get(name, ()) if domain.name in self.champions]
         for domain in domains:
             if declared.get(domain.by) == domain.value:

@@ -67,7 +67,7 @@ class GatewaySettings:
 
 
 class Addition(NamedTuple):
-    """Routes of another room on the same port, with their access check."""
+    """Routes of another package on the same port, with their access rule."""
 
     routes: Sequence[BaseRoute]
     door: Door
@@ -78,9 +78,9 @@ def run_gateway(
     on_ready: Callable[[str], None] = lambda url: None,
     add: Callable[[], Addition] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `on_ready` gets the address.
+    """Serve until SIGINT or SIGTERM. `on_ready` is called with the address.
 
-    `add` makes routes that are shown beside the API while only this machine can reach it.
+    `add` returns additional routes, which are served only while no other machine can reach the gateway.
 
     Raises UsageError for a name that is not registered, Busy when another gateway of this home runs or the port is
     taken. A model that can't be loaded is retried, and /health names it.
@@ -105,8 +105,9 @@ def run_gateway(
 
 
 def make_server(app: ASGIApp, shutdown_s: int) -> uvicorn.Server:
-    """Return a server that says nothing of itself and writes no requests to its log. `shutdown_s`: for its last
-    answers."""
+    """Return a server that sends no Server header and logs no requests. `shutdown_s`: seconds for its last answers at
+    the end.
+    """
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -125,7 +126,9 @@ def make_server(app: ASGIApp, shutdown_s: int) -> uvicorn.Server:
 def guarded(
     gateway: Gateway, settings: GatewaySettings, port: int, add: Callable[[], Addition] | None = None
 ) -> ASGIApp:
-    """Return the gateway with its page, and what is added unless other machines can reach it, behind the guard."""
+    """Return the gateway behind the guard, with its page and, unless other machines can reach it, the routes of
+    `add`.
+    """
     app = gateway.app()
     additions = [add()] if add is not None and is_loopback(settings.host) else []
     app.router.routes += [*page_routes(), *(route for added in additions for route in added.routes)]
@@ -136,21 +139,21 @@ def guarded(
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server on `host`."""
+    """Return whether `host` is an address that only this machine can reach."""
     return host in _LOOPBACK
 
 
 def own_hosts(names: Sequence[str], port: int) -> frozenset[str]:
-    """Return the values of the Host header that mean this server."""
+    """Return the accepted values of the Host header."""
     # Clients leave the usual port out.
     bare = {_bracketed(name) for name in names} if port == HTTP_PORT else set()
     return frozenset({f"{_bracketed(name)}:{port}" for name in names} | bare)
 
 
 def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend:
-    """Start a model server with everything of `deployment` loaded and warm.
+    """Start a model server, load everything of `deployment` and warm it up.
 
-    Raises HivetuneError and its kinds; nothing is left running then.
+    Raises HivetuneError and its subclasses, after which nothing is left running.
     """
     base = base_gguf(deployment.model, deployment.model_sha256, settings.quant)
     server = ServerSettings(
@@ -183,7 +186,9 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
 
 
 class Registry:
-    """The releases to serve and to watch, read again when hive.db changed or `READ_AGAIN_S` later."""
+    """The releases to serve and to watch, read again after each change of hive.db, and at least every
+    `READ_AGAIN_S`.
+    """
 
     def __init__(self, settings: GatewaySettings, watch: Watch):
         self._settings, self._watch = settings, watch
@@ -210,7 +215,7 @@ class Registry:
 
 
 def placed(state: Wanted, card: str) -> Wanted:
-    """Put the deployment on the card, or on the CPU while a run trains on that card."""
+    """Return the state with its deployment on the card, or on the CPU while a run trains on that card."""
     if not card:
         return state
     taken = training_on(card)
@@ -219,14 +224,16 @@ def placed(state: Wanted, card: str) -> Wanted:
 
 
 def _roll_back(label: str, reason: str) -> None:
-    """Roll the champion back, or withdraw the candidate, if it still is that."""
+    """Roll back `label` if it is still the champion, or withdraw it if it is still the candidate."""
     # A person may have been faster, which the registry refuses.
     with closing(open_database()) as database, contextlib.suppress(UsageError):
         rollback(database, label, by="gateway", reason=reason)
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises Busy when the port is taken, UsageError for another machine's address."""
+    """Return a listening socket. Raises Busy if the port is taken, UsageError if the address is not one of this
+    machine.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named: asyncio turns Nagle's delay off only then, and without, small answers took 40 ms more.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -250,7 +257,7 @@ def _bracketed(host: str) -> str:
 
 
 def refuse_open(settings: GatewaySettings, num_clients: int) -> None:
-    """Raise UsageError for an address that other machines reach while no client has a token."""
+    """Raise UsageError for an address that other machines can reach while no client has a token."""
     if not is_loopback(settings.host) and not num_clients:
         raise UsageError(
             f"--host {settings.host} can be reached from other machines, and no client has a token",

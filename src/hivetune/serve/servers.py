@@ -1,6 +1,6 @@
-"""The model servers: what is loaded is made equal to what the registry wants, without losing a request.
+"""The model servers: each change of the registry is applied to the loaded models without losing a request.
 
-One server answers; while another one starts, and while the one before ends, there are more.
+One server answers. There are more while another one starts, or while the previous one ends.
 """
 
 import asyncio
@@ -38,7 +38,9 @@ READY_TIMEOUT_S = 120.0
 
 
 class BackendRetired(Exception):
-    """The model server was replaced, or died, before the request started. Another one will take it."""
+    """The model server was replaced or died before the request started, so that another server has to take the
+    request.
+    """
 
 
 @dataclass(eq=False)
@@ -76,15 +78,16 @@ class LiveBackend:
 
     @property
     def answers(self) -> bool:
-        """Return whether it takes requests."""
+        """Return whether the server accepts requests."""
         return not self.retired and not self.dead
 
     @contextlib.asynccontextmanager
     async def turn(
         self, label: str, session: Hashable, *, client: str = "", long: bool = False
     ) -> AsyncIterator[Ticket]:
-        """Wait for a slot and hold it, for the adapter of `label`, or for the base alone. `long`: its prompt takes
-        seconds. Raises BackendRetired."""
+        """Wait for a slot and hold it, for the adapter of `label`, or for the base alone. `long`: the prompt takes
+        seconds to compute. Raises BackendRetired.
+        """
         if self.retired or label not in (BASE, *self.deployment.served):
             raise BackendRetired
         ticket = Ticket(label, session, time.monotonic(), client, long)
@@ -102,7 +105,7 @@ class LiveBackend:
             self._start()
 
     def _start(self) -> None:
-        """Start what may start now, and look again when a wait may be overdue."""
+        """Start the tickets that may start now, and check again after half of `MAX_WAIT_S` while others wait."""
         if self.retired:
             return
         for ticket in self.turns.start(time.monotonic()):
@@ -114,7 +117,7 @@ class LiveBackend:
         self._look_again = asyncio.get_running_loop().call_later(MAX_WAIT_S / 2, self._start) if waits else None
 
     def pinned(self, ticket: Ticket) -> Mapping[str, Any]:
-        """Return the fields that pin a request to its slot and adapter."""
+        """Return the fields of a request that select its slot and its adapter."""
         # The scale of every adapter is named: an empty list would mean the server's own scales, not the base.
         labels = enumerate(self.deployment.served)
         scales = [{"id": number, "scale": float(name == ticket.key)} for number, name in labels]
@@ -123,14 +126,14 @@ class LiveBackend:
         return {"id_slot": ticket.slot, "lora": scales, "cache_prompt": ticket.warm}
 
     def retire(self) -> None:
-        """Take no new request. Waiting ones go elsewhere, running ones continue."""
+        """Accept no new request. Waiting requests go to another server, running ones continue."""
         self.retired = True
         for start in self._starts.values():
             if not start.done():
                 start.set_exception(BackendRetired())
 
     async def watch_health(self, hung_s: float) -> None:
-        """Kill the process once it has not answered /health for `hung_s`."""
+        """Kill the process if it has not answered /health for `hung_s` seconds."""
         # One that computes answers it, from another thread; one that is stopped or stuck does not.
         while not self.dead:
             await asyncio.sleep(min(LOOK_AT_HEALTH_S, hung_s / 4))
@@ -142,7 +145,7 @@ class LiveBackend:
                 pass
 
     async def close(self) -> None:
-        """End the process. Running requests break off."""
+        """End the process, which breaks off running requests."""
         self.retire()
         if self.watching is not None:
             self.watching.cancel()
@@ -155,7 +158,9 @@ Start = Callable[[Deployment], LiveBackend]
 
 
 class Failure(NamedTuple):
-    """A start that failed: of what, why, and when it is tried again, on the monotonic clock, after how long."""
+    """A failed start: its deployment, its reason, the monotonic time of the next try, and the pause before that in
+    seconds.
+    """
 
     deployment: Deployment
     why: str
@@ -165,8 +170,9 @@ class Failure(NamedTuple):
 
 @dataclass
 class Keeper:
-    """The model servers of a gateway, and the routes to what they hold: a loop that makes what is held what is wanted.
-    All but `start` and `read` run in one event loop."""
+    """The model servers of a gateway and the routes to their models. A loop starts and ends servers until they match
+    the registry. All methods but `start` and `read` run in one event loop.
+    """
 
     read: Callable[[], Wanted]
     start: Start
@@ -191,7 +197,7 @@ class Keeper:
 
     @property
     def problems(self) -> list[str]:
-        """Return why what is wanted can't be served, in words."""
+        """Return, in words, why wanted releases can't be served."""
         why = "" if self.failure is None else self.failure.why
         return [problem for problem in (self.unread, *self.wanted.problems, why) if problem]
 
@@ -201,8 +207,9 @@ class Keeper:
         return self.wanted.deployment is not None and self.live is not None and self.live.answers
 
     async def server(self) -> LiveBackend:
-        """Return the model server. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, and at once where
-        none will be soon."""
+        """Return the model server. Raises MachineNotFit if it is not ready after `READY_TIMEOUT_S`, and at once if none
+        is there.
+        """
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             live = self.live
@@ -214,7 +221,7 @@ class Keeper:
             await asyncio.sleep(_POLL_S / 5)
 
     async def run(self) -> None:
-        """Look and repair until cancelled; then end every model server."""
+        """Call `look` until cancelled; then end every model server."""
         try:
             while True:
                 await self.look()
@@ -226,8 +233,9 @@ class Keeper:
             await asyncio.gather(*(live.close() for live in {self.live, *self._draining} if live is not None))
 
     async def look(self) -> None:
-        """Compare what is wanted with what runs, and begin what makes them equal. While the registry can't be read,
-        what was wanted before is wanted."""
+        """Compare the wanted deployment with the running servers, and start what is missing. While the registry can't
+        be read, the last wanted deployment stays.
+        """
         try:
             now, self.unread = await asyncio.to_thread(self.read), ""
             self.routes = replace(self.routes, wanted=now)
@@ -254,11 +262,13 @@ class Keeper:
         return failure is None or failure.deployment != deployment or time.monotonic() >= failure.again_s
 
     def _must_yield(self, live: LiveBackend) -> bool:
-        """Return whether a run trains on its card. It may finish its answers, then the card is the trainer's."""
+        """Return whether a run wants the server's card. The server may finish its answers, then the run gets
+        the card.
+        """
         return bool(self.wanted.taken) and live.deployment.device == self.wanted.taken
 
     async def _start(self, deployment: Deployment) -> None:
-        """Start a server, and switch to it if it is still wanted then."""
+        """Start a server, and switch to it if its deployment is still wanted then."""
         try:
             green = await _in_thread(self.start, deployment)
         except (HivetuneError, sqlite3.Error, OSError) as error:
@@ -286,8 +296,9 @@ class Keeper:
             self._drain(blue)
 
     def _drain(self, live: LiveBackend) -> None:
-        """Give a server no new requests; it ends with its last answer, at most `DRAIN_S` later (`YIELD_S` on a card
-        that a run trains on)."""
+        """Send a server no new requests, and end it after its last answer, at most `DRAIN_S` later (`YIELD_S` on a card
+        that a run wants).
+        """
         live.retire()
 
         async def drain() -> None:
@@ -302,7 +313,7 @@ class Keeper:
         self._draining[live] = asyncio.create_task(drain())
 
     def _route(self) -> None:
-        """Route to what is held. While a champion is loading, the one before answers."""
+        """Route to the loaded releases. While a champion is loading, the previous one answers."""
         wanted, before = self.wanted, self.routes.champions
         held = None if self.live is None else self.live.deployment
         answering = wanted.labels | set(before.values())  # until the new ones are loaded
@@ -314,7 +325,7 @@ class Keeper:
 
 
 async def _in_thread(start: Start, deployment: Deployment) -> LiveBackend:
-    """Run `start` in a thread. A server that nobody waits for any more is ended."""
+    """Run `start` in a thread and return its server. If the caller is cancelled meanwhile, the server is ended."""
     started: Future[LiveBackend] = Future()
 
     def run() -> None:

@@ -1,5 +1,6 @@
-"""The scheduling of waiting requests on a model server: one adapter at a time, each client in its turn. Pure: times are
-arguments."""
+"""The order of waiting requests on a model server: one adapter at a time, clients in turn. Pure: times are
+arguments.
+"""
 
 import math
 from collections import Counter
@@ -38,7 +39,9 @@ class Ticket:
 
 @dataclass
 class _Slot:
-    """A slot of the server. Its prompt cache holds the tokens of the last request: its adapter, client and session."""
+    """A slot of the server. Adapter, client and session are those of its last request, whose tokens its prompt cache
+    holds.
+    """
 
     number: int
     last: tuple[Key, str, Hashable] | None = None
@@ -48,8 +51,9 @@ class _Slot:
 
 @dataclass
 class Turns:
-    """The slots of one model server, and the requests that wait for them. An adapter admits no more once somebody has
-    waited longer than `longest_wait_s` for another one."""
+    """The slots of one model server, and the requests that wait for them. Once a request for another adapter has waited
+    longer than `longest_wait_s`, the current adapter admits no more.
+    """
 
     num_slots: int
     longest_wait_s: float
@@ -91,7 +95,7 @@ class Turns:
             self._waiting.remove(ticket)
 
     def start(self, now_s: float) -> list[Ticket]:
-        """Return the tickets that start now, each with its slot. Call it after every arrival and every end."""
+        """Return the tickets that start now, each with its slot. To be called after every arrival and every end."""
         started: list[Ticket] = []
         while (ticket := self._next(now_s)) is not None:
             self._waiting.remove(ticket)
@@ -100,7 +104,7 @@ class Turns:
         return started
 
     def _next(self, now_s: float) -> Ticket | None:
-        """Return the next ticket that may start, if there is one."""
+        """Return the next ticket that may start, or None."""
         running = self._running()
         # llama.cpp never computes two adapters in one batch: who holds the turn lets others wait, or overtakes.
         holding = {ticket.key for ticket in running if ticket.holds_turn}
@@ -145,7 +149,7 @@ class Turns:
         return own < share
 
     def _free(self, ticket: Ticket) -> list[_Slot]:
-        """Return the free slots that a ticket can have."""
+        """Return the free slots that a ticket may take."""
         # llama.cpp takes the lowest busy slot first: one that overtakes needs a lower one than whom it overtakes, and
         # the lowest of all is never a long prompt's.
         overtaken = [slot.number for slot in self._slots if slot.ticket and slot.ticket.key != ticket.key]
@@ -153,8 +157,9 @@ class Turns:
         return [slot for slot in self._slots[first:end] if slot.ticket is None]
 
     def _take(self, ticket: Ticket, now_s: float) -> None:
-        """Give a ticket the slot that holds most of its tokens: its session's, else one of its client and adapter, else
-        the one that was not used for longest."""
+        """Give a ticket the slot whose cache holds most of its tokens: its session's, else one of its client and
+        adapter, else the one that was unused for longest.
+        """
 
         own = (ticket.key, ticket.client, ticket.session)
 

@@ -1,5 +1,5 @@
-"""The watch on a new release, as champion or as a candidate with a share of the sessions: when its own answers fail, or
-are complained about, more often than was usual with the release before it, it asks for a rollback.
+"""The watch on a new release, as champion or as candidate with a share of the sessions. It asks for a rollback when
+answers of the release fail, or are complained about, more often than those of the previous one usually did.
 """
 
 import json
@@ -34,14 +34,14 @@ WATCH_HOURS = 24.0
 
 @dataclass
 class Counts:
-    """Answers, those that failed and those that were complained about. A complaint is one look more at its answer."""
+    """Numbers of answers, of failed ones and of complaints. A complaint counts as one more look at its answer."""
 
     answers: int = 0
     errors: int = 0
     complaints: int = 0
 
     def of(self, kind: Kind, begun: "Counts | None" = None) -> tuple[int, int]:
-        """Return the looks at answers since `begun`, and the bad ones among them."""
+        """Return (looks at answers since `begun`, bad ones among them)."""
         then = begun or Counts()
         answers, complaints = self.answers - then.answers, self.complaints - then.complaints
         return (answers, self.errors - then.errors) if kind == "errors" else (answers + complaints, complaints)
@@ -49,8 +49,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class Watched:
-    """A watch. `before`: the label of the release that a rollback returns to. `usual`: the rates of bad answers that
-    are still acceptable, and `begun`: the counts of the watched release, both as they were when the watch began."""
+    """A watched release. `before`: the label of the release that a rollback returns to. `usual`: the highest acceptable
+    rates of bad answers; `begun`: the counts of the watched release. Both are as of the beginning of the watch.
+    """
 
     before: str
     usual: Mapping[Kind, float]
@@ -58,9 +59,10 @@ class Watched:
 
 
 def evidence(usual: float, answers: int, bad: int) -> float:
-    """Return the e-value of `bad` of `answers`: how much more likely they are under a worse rate than `usual`.
+    """Return the e-value of `bad` among `answers`: how much likelier they are under a worse rate than `usual`.
 
-    It starts at 1, and while the true rate is at most `usual` it ever reaches 1 / alpha with probability at most alpha.
+    It starts at 1. While the true rate is at most `usual`, the probability that it ever reaches 1 / alpha is at most
+    alpha.
     """
     # It grows by p / p0 for each bad answer and by (1 - p) / (1 - p0) for each good one, averaged over the rates p
     # above p0 (a uniform prior on [p0, 1], on a grid). While the true rate is at most p0 it is a supermartingale, so
@@ -74,14 +76,14 @@ def evidence(usual: float, answers: int, bad: int) -> float:
 
 
 def is_raised(usual: float, answers: int, bad: int) -> bool:
-    """Return whether the alarm is raised. Only a bad answer can raise it."""
+    """Return whether the e-value has reached the alarm. Only a bad answer can raise it."""
     # At a rate up to the usual one each of the averaged likelihoods is at most 1, so that nothing need be computed.
     is_worse = answers >= MIN_ANSWERS and bad > usual * answers
     return is_worse and evidence(usual, answers, bad) >= 1 / FALSE_ALARMS
 
 
 def usual_rate(answers: int, bad: int) -> float:
-    """Return the rate to hold a successor against: the observed one and two standard errors, at least FLOOR."""
+    """Return the rate that a successor must not exceed: the observed rate plus two standard errors, at least FLOOR."""
     # The centre is Agresti and Coull's (two bad and two good answers added): few answers without a bad one do not mean
     # "never".
     centre = (bad + 2) / (answers + 4)
@@ -90,8 +92,9 @@ def usual_rate(answers: int, bad: int) -> float:
 
 @dataclass(eq=False)
 class Watch:
-    """The counts of all releases, and the watches. `roll_back(label, reason)` is called once for a release that is
-    worse, and again at a later bad answer if the store could not be written."""
+    """The counts of all releases, and the watches. `roll_back(label, reason)` is called once for a worse release, and
+    again at its next bad answer if the store could not be written.
+    """
 
     # It may be slow, so it runs in its own thread.
     roll_back: Callable[[str, str], None]
@@ -103,7 +106,7 @@ class Watch:
     _saved_s: float = -math.inf
 
     def load(self) -> None:
-        """Read the counts and watches that an earlier gateway left."""
+        """Read the counts and watches that an earlier gateway saved."""
         # The evidence is a function of the counts since a watch began, so a restarted gateway continues it. With 29
         # restarts that each began anew, 12 of 400 watches of an equally good release raised an alarm.
         with closing(self.open_database()) as database:
@@ -131,8 +134,9 @@ class Watch:
             database.executemany(f"INSERT INTO served VALUES (?, ?) {change}", rows)
 
     def keep(self, due: Mapping[str, str]) -> None:
-        """Begin the watches that are due now, label -> the release before it, and end all others. A candidate that is
-        promoted stays in its watch."""
+        """Begin the watches in `due` (label -> the previous release), and end all others. The watch of a candidate
+        continues after its promotion.
+        """
         for label in self.watches.keys() - due.keys():
             del self.watches[label]
         self._raised &= due.keys()
@@ -144,7 +148,7 @@ class Watch:
             self.watches[label] = Watched(before, usual, replace(own))
 
     def answered(self, label: str, *, error: bool) -> None:
-        """Count an answer of the release `label`, and whether it failed."""
+        """Count an answer of the release `label`, and with `error` a failure."""
         tally = self.tallies.setdefault(label, Counts())
         tally.answers += 1
         tally.errors += error
@@ -185,8 +189,10 @@ class Watch:
 
 
 def due_watches(database: sqlite3.Connection, name: str, *, canary: bool, now: float) -> dict[str, str]:
-    """Return the releases of a name to watch now, label -> the one before it: its champion for the hours of its cycle,
-    and with `canary` the candidate that may answer; none for a first champion, and after a step back."""
+    """Return the releases of a name to watch now, as label -> label of the previous release: the champion for the hours
+    set in its cycle, and with `canary` the candidate. A first champion, and one that a rollback brought back, are not
+    watched.
+    """
     due: dict[str, str] = {}
     all_releases = releases(database, name)
     champion = next((release for release in all_releases if "champion" in release.aliases), None)
@@ -208,7 +214,7 @@ def due_watches(database: sqlite3.Connection, name: str, *, canary: bool, now: f
 
 
 def watch_hours(database: sqlite3.Connection, release: Release) -> float:
-    """Return for how many hours a new champion is watched: `cycle.watch` of the cycle that made it."""
+    """Return the number of hours for which a new champion is watched: `cycle.watch` of the cycle that made it."""
     row = database.execute(
         "SELECT json_extract(config, '$.cycle.watch') FROM cycles WHERE name = ? AND ? LIKE '%/' || id || '/run'",
         (release.name, release.run),

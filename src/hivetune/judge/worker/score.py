@@ -1,4 +1,4 @@
-"""The loss of base and tuned model on the same rows: that of the adapter beside the base, as trained."""
+"""The loss of base and tuned model on the same rows, computed with the adapter beside the base, as in training."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ ROWS_TOGETHER = 32
 
 
 def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Write a line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite.
+    """Write a line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null if it is not finite.
 
     A model whose rows an earlier task scored is left out.
     """

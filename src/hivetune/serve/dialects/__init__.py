@@ -1,1 +1,1 @@
-"""The APIs that clients speak: each maps its requests to checked chat fields, and the one answer to its own form."""
+"""The APIs that clients use: each maps its requests to checked chat fields, and answers to its own form."""

@@ -1,4 +1,4 @@
-"""Anthropic's Messages, which Claude Code speaks. Thoughts, texts, calls and results are blocks of one turn there."""
+"""Anthropic's Messages API, which Claude Code uses. Thoughts, texts, calls and results are blocks of one turn there."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ _BILL = "x-anthropic-billing-header:"
 
 
 def read(document: Mapping[str, Any], recall: Recall) -> Read:
-    """Return a request to answer, or to count the tokens of."""
+    """Return the request to be answered, or the one whose tokens are to be counted."""
     given = Given(document)
     chat = given.fields(_NAMES) | {"tools": given.tools("custom", "input_schema")}
     chat["stop"] = chat["stop"] or None
@@ -45,7 +45,7 @@ def read(document: Mapping[str, Any], recall: Recall) -> Read:
 
 
 def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
-    """Yield each block as a chat turn; neighbours of one role become one."""
+    """Yield each block as a chat turn; neighbouring turns of one role are joined."""
     for message in messages:
         role = message.one_of("role", "user", "assistant", "system")
         if not isinstance(message.peek("content"), list):

@@ -12,8 +12,9 @@ from hivetune.serve.request import Block, Read, Request, Writer, data, error_bod
 
 
 class Given:
-    """An object of a request, whose keys are taken one by one; `done` refuses what is left in it or inside it. Values
-    are checked where they arrive, in the chat fields. `ignored`: the hints that were sent."""
+    """An object of a request, whose keys are taken one by one; `done` refuses the keys that are left in it or inside
+    it. Values are checked later, as chat fields. `ignored`: the hints that were sent.
+    """
 
     def __init__(self, value: Any, path: str = "", root: "Given | None" = None):
         if not isinstance(value, dict):
@@ -37,7 +38,7 @@ class Given:
         return value
 
     def one_of(self, key: str, *values: Any) -> Any:
-        """Take a value that is one of `values`, or was not sent."""
+        """Return the value of a key, which must be one of `values`; None if it was not sent."""
         value = self._left.pop(key, None)
         if value is not None and value not in values:
             raise FieldRefused(self.at(key), f"must be one of: {', '.join(map(str, values))}")
@@ -51,7 +52,9 @@ class Given:
         return known or Given(self.take(key) or {}, self.at(key), self._root)
 
     def fields(self, names: Mapping[str, str]) -> dict[str, Any]:
-        """Take chat fields. `names`: what each is called here, `options.stop` inside of an object."""
+        """Return chat fields. `names`: the API's name of each; `options.stop` is the key `stop` of the object
+        `options`.
+        """
         places = {name: own.rpartition(".") for name, own in names.items()}
         return {name: (self.inner(at) if at else self).take(key) for name, (at, _, key) in places.items()}
 
@@ -60,7 +63,7 @@ class Given:
         return [Given(item, f"{self.at(key)}[{number}]", self._root) for number, item in items]
 
     def text(self, key: str) -> str:
-        """Take a text, or text parts."""
+        """Return the value of a key that is a text or text parts."""
         if not isinstance(self.peek(key), list):
             return self.take(key, str) or ""
         # On lines of their own, as llama.cpp puts them.
@@ -76,7 +79,7 @@ class Given:
         return str(self.take("text", str))
 
     def tools(self, kind: str, schema: str, inner: str = "") -> list[dict[str, Any]] | None:
-        """Take the functions among `tools` as chat completions have them; all tools are of one kind."""
+        """Return the functions in `tools` in the form of chat completions, or None. All tools must be of one kind."""
         functions = []
         names = {name: name for name in ("name", "description", "strict")} | {"parameters": schema}
         for tool in self.each("tools"):
@@ -98,8 +101,9 @@ def _sent(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chat_read(given: Given, chat: Mapping[str, Any], turns: Iterable[dict[str, Any]], names: Mapping[str, str]) -> Read:
-    """Return the request of checked chat fields: `chat`, without those that were not sent, and `turns`. `names`: the
-    API's own, by which it is refused. Raises FieldRefused."""
+    """Return the request with the checked chat fields `chat`, of which unsent ones are dropped, and `turns`. `names`:
+    the API's names of the fields, used in refusals. Raises FieldRefused.
+    """
     messages = _in_order(turns)
     given.done()
     sent = _sent(chat)
@@ -118,8 +122,9 @@ _JOINED = ("reasoning_content", "content")
 
 
 def _in_order(turns: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return turns in an order that templates know: one system prompt, which is the first, and no neighbours of one
-    role but tools' results. A later system prompt becomes the user's."""
+    """Return turns in an order that templates accept: at most one system prompt, at the beginning, and no neighbours of
+    one role but tools' results. A later system prompt becomes the user's.
+    """
     ordered: list[dict[str, Any]] = []
     for turn in turns:
         role = turn.get("role")
@@ -140,7 +145,7 @@ def _in_order(turns: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def call_of(name: Any, arguments: Any, identity: Any) -> dict[str, Any]:
-    """Return a call as chat completions have it. `arguments`: an object, or its JSON."""
+    """Return a call in the form of chat completions. `arguments`: an object, or its JSON text."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": text}}
 
@@ -149,8 +154,9 @@ Stage = Literal["begin", "open", "grow", "close", "end"]
 
 
 class BlockWriter(Writer, ABC):
-    """Writes an answer of another API from its blocks. A stream begins, opens, grows and closes them, and ends.
-    `num_told`: events so far."""
+    """The writer of another API's answer from its blocks. A stream opens, extends and closes them. `num_told`: number
+    of events so far.
+    """
 
     def __init__(self, request: Request):
         super().__init__(request)
@@ -159,14 +165,14 @@ class BlockWriter(Writer, ABC):
 
     @abstractmethod
     def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
-        """Return the events of a stage. Those that begin and end the answer have an empty block."""
+        """Return the events of a stage. At the stages that begin and end the answer the block is empty."""
 
     @abstractmethod
     def answer(self) -> dict[str, Any]:
         """Return the document of the blocks so far."""
 
     def failed(self, message: str) -> dict[str, Any]:
-        """Return the last event of an answer that broke off."""
+        """Return the last event of an answer that broke off, with `message` as its error."""
         return error_body(502, message, path=self.request.dialect.path)
 
     def whole(self, document: Mapping[str, Any]) -> dict[str, Any]:

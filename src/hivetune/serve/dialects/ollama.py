@@ -1,4 +1,6 @@
-"""Ollama's chat and generate, with its lists of models. Its streams are lines of JSON, and the default."""
+"""Ollama's chat and generate APIs, with its lists of models. Answers are streams by default, of one JSON object
+a line.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,7 +53,7 @@ def _read(document: Mapping[str, Any], recall: Recall) -> Read:
 
 
 def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
-    """Yield chat turns. Ollama's calls have no ids, so they are numbered: some templates need nine letters."""
+    """Yield chat turns. Ollama's calls have no ids, so they get numbers of nine digits, as some templates require."""
     num_calls = num_results = 0
     for message in messages:
         message.one_of("images", [])
@@ -73,14 +75,14 @@ def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
 
 class _Writer(base.BlockWriter):
     def line(self, **said: Any) -> dict[str, Any]:
-        """Return one piece of a streamed answer with the fields `said`: content, thinking or tool_calls."""
+        """Return one object of a streamed answer. `said`: its fields content, thinking and tool_calls."""
         head = {"id": self.request.id, "model": self.request.label, "created_at": datetime.now(UTC).isoformat()}
         if "messages" in self.request.document:
             return {**head, "done": False, "message": {"role": "assistant", "content": "", **said}}
         return {**head, "done": False, "response": said.pop("content", ""), **said}
 
     def parts(self) -> dict[str, Any]:
-        """Return the blocks as Ollama's message fields. A call has no id."""
+        """Return the blocks as fields of an Ollama message. Calls have no id."""
         found: dict[str, Any] = {}
         for block in self.said.blocks:
             if block.kind == "call":
@@ -124,7 +126,7 @@ _AGE = {"modified_at": "1970-01-01T00:00:00Z", "details": _DETAILS}
 
 
 def tags(names: Iterable[str]) -> dict[str, Any]:
-    """Return the list of models. None has a size of its own: they share the file of their base."""
+    """Return the list of models. The size of each is 0, since all share the file of their base."""
     return {"models": [{"name": name, "model": name, "size": 0, "digest": "", **_AGE} for name in names]}
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses, which Codex speaks. Thoughts, messages, calls and results are items of one list there."""
+"""OpenAI's Responses API, which Codex uses. Thoughts, messages, calls and results are items of one list there."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,7 +51,7 @@ def _read(document: Mapping[str, Any], recall: Recall) -> Read:
 
 
 def _turns(items: Iterable[Given]) -> Iterator[dict[str, Any]]:
-    """Yield items as chat turns; neighbours of one role become one: thoughts, what was said, and calls."""
+    """Yield items as chat turns; neighbouring thoughts, texts and calls of one role are joined."""
     for item in items:
         kind = item.one_of("type", "message", "function_call", "function_call_output", "reasoning")
         item.take("id")
@@ -68,7 +68,7 @@ def _turns(items: Iterable[Given]) -> Iterator[dict[str, Any]]:
 
 
 def _item(request: Request, block: Block, *, done: bool = True) -> dict[str, Any]:
-    """Return a block as an item. Before it is `done`, it holds nothing yet."""
+    """Return a block as an item. The item has no content before it is `done`."""
     parts = [_part(block, block.text)] if done else []
     item = {"id": f"{request.id}-{block.number}", "status": "completed" if done else "in_progress"}
     if block.kind == "call":
