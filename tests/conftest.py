@@ -113,17 +113,13 @@ def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_home(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
-) -> Path:
+def own_home(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Path]:
     """No test reads or writes the user's home. The CPU kernels, named by their source, are compiled once (10 s)."""
     home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("HIVETUNE_HOME", str(home))
-    monkeypatch.setenv(VARIABLE, "{}")  # of a test that sets it (train/supervise/tiny_run.py)
-    monkeypatch.setenv(
-        "HIVETUNE_KERNELS", os.environ.get("HIVETUNE_KERNELS") or str(pytestconfig.cache.mkdir("kernels"))
-    )
-    return home
+    kernels = os.environ.get("HIVETUNE_KERNELS") or str(pytestconfig.cache.mkdir("kernels"))
+    # Libraries leave variables behind (torch.compile its cache's folder), with which no later test could be forked.
+    with mock.patch.dict(os.environ, {"HIVETUNE_HOME": str(home), "HIVETUNE_KERNELS": kernels, VARIABLE: "{}"}):
+        yield home
 
 
 @pytest.fixture(scope="session")

@@ -395,7 +395,9 @@ def register(
         # A judgement or an export may be newer than the registration.
         if twin is not None and not twin.damage and all((target / file).is_file() for file in files):
             kept = read_json(target / MANIFEST)
-            if all(kept.get(key) == facts.get(key) for key in ("verdict", "judgement")):
+            # Killed after its folder was replaced, a registration left the former row.
+            is_recorded = (kept["verdict"], kept["proof"]) == (twin.verdict, twin.proof)
+            if is_recorded and all(kept.get(key) == facts.get(key) for key in ("verdict", "judgement")):
                 return twin, False
         _copy(files, target, {"kind": "release", "name": name, "version": version, **facts})
         known = [facts[key] for key in ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")]
