@@ -1,10 +1,11 @@
-"""Checkers of an answer: its words and structure, whether its code passes tests, what a user's function or model says.
+"""The checkers of an answer: its words and structure, tests of its code, a user's function, or a model as judge.
 
     {"name": "contains_any", "any": ["KeyError", "mapping"], "must_end": true}
 
 A checker is a function of the final answer (without the thoughts before it), the row and its keyword arguments. It
-returns whether the answer succeeds, and raises UsageError or MachineNotFit where it fails itself, which is never the
-answer's failure. Every checker also takes `must_end`: the answer must have ended by itself, not been cut.
+returns whether the answer succeeds. If the checker itself fails it raises UsageError or MachineNotFit, which never
+counts as the answer's failure. Every checker also accepts `must_end`: the answer must have ended by itself, not been
+cut.
 """
 
 import importlib.util
@@ -41,12 +42,14 @@ JUDGE_TOKENS = 1024  # a model that reasons does so before its word
 
 @dataclass
 class Checking:
-    """Checks answers in order. A function or a judge that failed MAX_FAILURES times is not asked again."""
+    """A checker of answers, one after the other. A function or a judge that failed MAX_FAILURES times is not called
+    again.
+    """
 
     failures: int = 0
 
     def succeeds(self, answer: str, checker: Arguments, *, ended: bool, row: Arguments) -> bool:
-        """Return whether an answer succeeds. `ended`: the model ended it by itself. `row` has at least ROW_FIELDS.
+        """Return whether an answer succeeds. `ended`: the answer ended by itself. `row` has at least ROW_FIELDS.
 
         Raises UsageError for an unknown checker or wrong arguments, and for a pattern that takes too long: neither may
         count as the model's failure.
@@ -63,14 +66,16 @@ class Checking:
 
 
 def row_checker(checker: Arguments | None, otherwise: Arguments | None) -> Arguments | None:
-    """Return a row's own checker, else the config's. Code or a server that a row names is left out."""
+    """Return a row's own checker, else the config's, or None. A row's checker that would run code or call a server is
+    ignored.
+    """
     if checker is None:
         return otherwise
     return {"name": checker["name"]} if checker.get("name") in FROM_CONFIG else checker
 
 
 def find_checker(checker: Arguments, where: str = "checker") -> Callable[[str, Arguments], bool]:
-    """Return the checker that these arguments name, of answer and row. Raises UsageError; nothing is run."""
+    """Return the function (answer, row) -> bool for these arguments, without running it. Raises UsageError."""
     name = checker.get("name")
     if not isinstance(name, str) or name not in CHECKERS:
         raise UsageError(f"{where}: unknown checker {name!r}", hint=f"known: {', '.join(sorted(CHECKERS))}")
@@ -100,7 +105,7 @@ def find_checker(checker: Arguments, where: str = "checker") -> Callable[[str, A
 
 
 def _problem(key: str, value: Any) -> str:
-    """Return why an argument of the right type is invalid, or "" if it is valid."""
+    """Return the reason why an argument of the right type is invalid, or "" if it is valid."""
     if isinstance(value, tuple) and not (value and all(value)):
         return f"'{key}' must list at least one text, none of them empty"
     if key == "timeout_s" and not 0 < value <= MAX_TIMEOUT_S:
@@ -125,7 +130,7 @@ _THOUGHT_BEGIN = re.compile(rf"\s*<{_THOUGHT}", re.IGNORECASE)
 
 
 def final_answer(answer: str) -> str:
-    """Return the answer without the thoughts before it: nothing where the thoughts never ended."""
+    """Return the answer without the thoughts before it; "" if the thoughts never ended."""
     # A template may open the thoughts itself, so that only their end is in the answer.
     ends = list(_THOUGHT_END.finditer(answer))
     if ends:
@@ -144,7 +149,7 @@ _SPACED = rf"[^\W{_UNSPACED}]"  # a character of a word that ends at a space
 
 
 def _found(answer: str, words: Sequence[str], whole_words: bool, ignore_case: bool) -> list[bool]:
-    """Return for each word whether the answer contains it; 'print' contains 'int' only if `whole_words` is False."""
+    """Return for each word whether it occurs in the answer; 'int' occurs in 'print' only if `whole_words` is False."""
     found = []
     for word in words:
         pattern = re.escape(word)
@@ -185,7 +190,7 @@ _NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d[\d,_]*)?\.?\d+(?:[eE][-+]?\d+)?
 
 
 def number_close(answer: str, _: Arguments, value: float, tolerance: float | None = None) -> bool:
-    """Return whether the last number in the answer is within `tolerance` (absolute; without it 1e-6 of the value)."""
+    """Return whether the last number in the answer is within `tolerance` (absolute; by default 1e-6 of the value)."""
     numbers = _NUMBER.findall(answer[:MAX_CHECKED_CHARS])
     number = float(numbers[-1].replace(",", "").replace("_", "")) if numbers else math.nan
     allowed = 1e-6 * max(1.0, abs(value)) if tolerance is None else tolerance
@@ -193,13 +198,15 @@ def number_close(answer: str, _: Arguments, value: float, tolerance: float | Non
 
 
 def json_valid(answer: str, _: Arguments, keys: tuple[str, ...] = ()) -> bool:
-    """Return whether the answer's JSON has all of `keys`."""
+    """Return whether the answer is JSON, and, if `keys` are given, an object with all of them."""
     values = _json_of(answer)
     return bool(values) and (not keys or (isinstance(values[0], dict) and values[0].keys() >= set(keys)))
 
 
 def _json_of(answer: str) -> list[Any]:
-    """Return the JSON value of the answer's one fenced block, else of the whole; empty if it is not JSON."""
+    """Return a list with the JSON value of the answer's one fenced block, else of the whole answer; [] if it is not
+    JSON.
+    """
     fence = re.search(r"```(?:json)?\s*\n(.*?)```", answer[:MAX_CHECKED_CHARS], re.DOTALL)
     try:
         return [json.loads(fence.group(1) if fence else answer)]
@@ -213,10 +220,10 @@ def _json_of(answer: str) -> list[Any]:
 def _program_verdict(
     what: str, command: Sequence[str], call: object, timeout_s: float, memory_bytes: int = MEMORY_BYTES, hint: str = ""
 ) -> bool:
-    """Return the True or False that a program writes, which gets `call` as JSON.
+    """Return the True or False that a program prints. Its input is `call` as JSON.
 
-    Raises UsageError in the name of `what` where it crashes, hangs, prints too much, or writes something else. `hint`:
-    what to do where it takes too long.
+    Raises UsageError, naming `what`, if it crashes, hangs, prints too much, or prints anything else. `hint`: the advice
+    if it takes too long.
     """
     try:
         child = run_limited([sys.executable, *command], json.dumps(call), timeout_s, memory_bytes)
@@ -316,7 +323,7 @@ sys.stdout.flush()
 def function(
     answer: str, row: Arguments, file: str, function: str = "check", timeout_s: float = TIMEOUT_S, memory_mb: int = 1024
 ) -> bool:
-    """Return what a function of the user's own says: `def check(answer: str, row: dict) -> bool`."""
+    """Return the result of the user's own function, `def check(answer: str, row: dict) -> bool`."""
     path = str(real_path(file))
     what, call = f"{function} in {path}", [path, function, answer, row]
     return _program_verdict(what, ["-c", _CALL], call, timeout_s, memory_mb << 20, hint="raise timeout_s")
@@ -329,7 +336,7 @@ _JUDGE = (
 
 
 def judge(answer: str, row: Arguments, model: str) -> bool:
-    """Return whether the model behind an OpenAI endpoint says that the answer meets the row's reference."""
+    """Return whether the model at an OpenAI endpoint judges that the answer agrees with the row's reference."""
     # A server that is busy for a moment, and a word that is neither yes nor no, are not the answer's failure.
     if not row.get("reference"):
         raise UsageError("checker: judge needs a row with a reference answer")

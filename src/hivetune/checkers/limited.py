@@ -1,4 +1,4 @@
-"""Running a program with limits: of time and memory always, and of everything else in a sandbox."""
+"""Running a program with limits: always of time and memory, and in a sandbox of everything else."""
 
 import contextlib
 import os
@@ -41,8 +41,8 @@ def run_limited(
 ) -> "subprocess.CompletedProcess[str]":
     """Run `command` with `text` on its standard input; both outputs are cut at `OUTPUT_BYTES`. Raises TooSlow.
 
-    Each process may use `memory_bytes` and write files of `FILE_BYTES`; more than `MAX_THREADS`, or more memory in
-    all of them together, ends them.
+    Each process may use `memory_bytes` and write files of `FILE_BYTES`. All are ended if together they have more than
+    `MAX_THREADS` threads or use more memory.
     """
     limits = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_FSIZE: FILE_BYTES, resource.RLIMIT_CORE: 0}
 
@@ -77,7 +77,9 @@ def run_limited(
 
 
 def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: int) -> int:
-    """Return the process's exit code, -SIGKILL if it and its children grew too many or too large. Raises TooSlow."""
+    """Return the process's exit code; -SIGKILL if it and its children had too many threads or used too much memory.
+    Raises TooSlow.
+    """
     deadline = time.monotonic() + timeout_s
     while (remaining := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -99,7 +101,9 @@ def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: i
 
 
 def _sandbox() -> list[str]:
-    """Return the bubblewrap command, to which the command to run is appended. Raises MachineNotFit without it."""
+    """Return the bubblewrap command line, to be followed by the command to run. Raises MachineNotFit without
+    bubblewrap.
+    """
     # Namespaces of its own for files, processes, users and network; of the machine's files only the programs and
     # libraries, read-only; an empty folder in memory to write to.
     bwrap = shutil.which("bwrap")
@@ -127,5 +131,5 @@ def _sandbox() -> list[str]:
 
 
 def base_python() -> str:
-    """Return the interpreter outside any virtual environment, which the sandbox can see."""
+    """Return the interpreter outside any virtual environment, which can be read in the sandbox."""
     return str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")

@@ -126,7 +126,7 @@ def choose_rows(rows: Iterable[RowInfo], count: int) -> list[int]:
 def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
     """Return row number -> group: rows of one session, and near-duplicates, are one piece of evidence.
 
-    A group is named after its first session, or its first row without one.
+    A group is named by the session of its first row, or the row's id if it has no session.
     """
     first = list(range(len(rows)))  # of each row an earlier one of its group, or itself
 

@@ -1,4 +1,4 @@
-"""The linear modules of a model: their sizes, which of them get an adapter, and PEFT's names of it. Needs no torch."""
+"""The linear modules of a model: their sizes, which of them get an adapter, and their names in PEFT. Needs no torch."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: s
     list of it.
 
     Raises UsageError for a name or pattern that matches no module, for an empty list, an invalid pattern, and for
-    `head`. The message names the modules that exist.
+    `head`. The message names the existing modules.
     """
     # As PEFT: `LoraConfig.target_modules` and `check_target_module_exists`.
     names = list(names)
@@ -58,8 +58,9 @@ def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: s
 
 
 def peft_targets(adapted: Iterable[str], targets: str | Sequence[str]) -> str | list[str]:
-    """Return `target_modules` of an adapter_config.json, so that PEFT puts the adapters on the same modules as
-    `adapted`."""
+    """Return `target_modules` for adapter_config.json, with which PEFT puts adapters on exactly the modules
+    `adapted`.
+    """
     if _is_all_linear(targets):
         # Written out, since other programs (vLLM, llama.cpp's converter) read names only: the end of each module's name
         # that is more than a number (`ffn.0` in `h.1.ffn.0`).
@@ -74,7 +75,7 @@ def _is_all_linear(targets: str | Sequence[str]) -> bool:
 
 
 def _patterns(targets: str | Sequence[str]) -> dict[str, re.Pattern[str]]:
-    """Return the pattern that whole module names must match, by the target that it belongs to. Raises UsageError."""
+    """Return target -> pattern that whole module names must match. Raises UsageError."""
     if not isinstance(targets, str) or PLAIN_NAME.fullmatch(targets):
         plain = [targets] if isinstance(targets, str) else targets
         return {name: re.compile(rf"(.*\.)?{re.escape(name)}") for name in plain}
@@ -88,7 +89,7 @@ def _patterns(targets: str | Sequence[str]) -> dict[str, re.Pattern[str]]:
 
 
 def parameter_names(module: str) -> tuple[str, str]:
-    """Return PEFT's names of A [R, I] and B [O, R] of a linear module."""
+    """Return PEFT's names of the matrices A [R, I] and B [O, R] of a linear module."""
     return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
 
 
@@ -99,7 +100,7 @@ def parameter_names(module: str) -> tuple[str, str]:
 class Linear:
     """One linear module by its full name: y = W x, W of shape [outputs, inputs].
 
-    experts: how many of them one tensor of this name holds; each token meets `active` of them.
+    experts: the number of them in one tensor of this name; each token is computed by `active` of them.
     """
 
     name: str
@@ -116,10 +117,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes of a decoder, which are `sizes` of hivetune.json too.
+    """The sizes of a decoder, also stored as `sizes` in hivetune.json.
 
-    parameters: all of them, tied embeddings once. modules: those that can have an adapter, and experts, which stay
-    frozen. other_weights: the weights of the further products that each token takes part in.
+    parameters: the number of all weights, tied embeddings once. modules: the linear modules that can have an adapter,
+    and the experts, which stay frozen. other_weights: the number of weights in the other products for each token.
     """
 
     family: str
@@ -147,25 +148,28 @@ class Architecture:
 
     @property
     def is_fast(self) -> bool:
-        """Return whether its family is one of families.py, which the fast path computes unless another setting of its
-        config prevents it."""
+        """Return whether the family is in families.py, so that the fast path computes it unless a setting of its config
+        prevents that.
+        """
         return self.family in FAMILIES
 
     # Each is asked for hundreds of times by one plan, and Llama 3.1 405B has 882 modules.
 
     @cached_property
     def linear_parameters(self) -> int:
-        """Return the weights of the layers' GEMMs that one token meets, without biases: the N of FLOPs per token."""
+        """Return the number of weights in the layers' GEMMs for one token, without biases: the N of FLOPs per token."""
         return self.other_weights + sum(linear.active * linear.inputs * linear.outputs for linear in self.modules)
 
     @cached_property
     def quantizable_parameters(self) -> int:
-        """Return the weights that `method: qlora` keeps in 4 bits: of linear modules, not of experts in one tensor."""
+        """Return the number of weights that `method: qlora` keeps in 4 bits: those of linear modules, not of fused
+        experts.
+        """
         return sum(linear.weights for linear in self.modules if linear.experts == 1)
 
     @cached_property
     def has_whole_blocks(self) -> bool:
-        """Return whether rows of all linear modules are whole blocks of NF4's 64 values."""
+        """Return whether the rows of all linear modules can be divided into NF4's blocks of 64 values."""
         return not any(linear.inputs % 64 for linear in self.modules)
 
     @cached_property
@@ -175,7 +179,7 @@ class Architecture:
 
     @cached_property
     def widths_per_token(self) -> int:
-        """Return the inputs and outputs of all products that one token takes part in."""
+        """Return the sum of the inputs and outputs of all products for one token."""
         return sum(linear.active * (linear.inputs + linear.outputs) for linear in self.modules)
 
     @cached_property
@@ -195,8 +199,9 @@ class Architecture:
 
 
 def read_architecture(path: Path) -> Architecture:
-    """Return the architecture of a model folder, prepared or not, or of a config.json. Raises UsageError when it is
-    none."""
+    """Return the architecture of a model folder, prepared or not, or of a config.json. Raises UsageError if it is not
+    one.
+    """
     # Families that families.py lists are counted from config.json by formula. Of every other model the preparation
     # counts the modules that transformers builds (models/worker/linears.py) and writes them into hivetune.json. Before
     # that its sizes are not known: nothing is guessed from a config.json.
@@ -212,7 +217,7 @@ def read_architecture(path: Path) -> Architecture:
 
 
 def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
-    """Return the architecture of a family of families.py by its config. Raises as `read_architecture`."""
+    """Return the architecture of a model of families.py from its config. Raises as `read_architecture`."""
     if isinstance(config.get("text_config"), dict) and "hidden_size" not in config:
         config = config["text_config"]  # of an image-and-text model the language part is trained
     kind = str(config.get("model_type", ""))

@@ -1,9 +1,9 @@
 """The one table of model families. To add a family, add its entry to `FAMILIES`; plan and fast path read it.
 
-A family is what transformers calls `model_type`. Each entry says how it differs from Llama, from the definitions of
-the models in transformers and of the architectures in llama.cpp. Data only: the arithmetic is where it is needed
-(models/architecture.py counts, train/worker/model/fast/ computes, llama.cpp's converter translates). A family that is
-not listed trains on the general path, and its modules are counted when it is prepared (models/worker/linears.py).
+A family is transformers' `model_type`. Each entry describes its differences from Llama, taken from the models in
+transformers and the architectures in llama.cpp. Data only: the arithmetic is where it is needed (models/architecture.py
+counts, train/worker/model/fast/ computes, llama.cpp's converter translates). A family that is not listed trains on the
+general path, and its modules are counted when it is prepared (models/worker/linears.py).
 
 Widths: hidden D, queries H * E, keys G * E (and values), MLP F; H query heads, G key-value heads, E channels a head.
 """

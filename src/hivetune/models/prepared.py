@@ -1,5 +1,5 @@
-"""Prepared model folders: what a model's name means, where its folder lies, who makes it, and what `hivetune.json` in
-it holds. No torch. models/worker/prepare_model.py writes them; everything else only reads them.
+"""Prepared model folders: the meaning of a model's name, the place of its folder, and the record `hivetune.json` in it.
+No torch. models/worker/prepare_model.py writes them; all other modules only read them.
 """
 
 import hashlib
@@ -52,10 +52,9 @@ class Prepared:
 
 
 def kind_of(name: str) -> SourceKind:
-    """Return the kind of source that `name` means. A path that exists wins over a Hub id of the same spelling, as
-    elsewhere.
+    """Return the kind of source that `name` means. An existing path wins over a Hub id of the same spelling.
 
-    Raises UsageError for a file, a path that is not there and anything that can't be a Hub id.
+    Raises UsageError for a file, a path that does not exist and anything that can't be a Hub id.
     """
     name = without_part(name)
     path = expanded(name)
@@ -77,12 +76,12 @@ def kind_of(name: str) -> SourceKind:
 
 
 def without_part(name: str) -> str:
-    """Return the model itself in `MODEL:text`."""
+    """Return the model's name without `:text` at its end."""
     return name.removesuffix(TEXT_PART)
 
 
 def all_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each setting of a config.json and of the configs in it."""
+    """Yield (name, value) of each setting of a config.json and of the configs nested in it."""
     for setting, value in config.items():
         if isinstance(value, Mapping):
             yield from all_settings(value)
@@ -91,8 +90,9 @@ def all_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def folder_for(name: str, template: TemplateArguments | None = None) -> Path:
-    """Return the prepared folder of `name`, made or not. A changed source file has another one, and so have values for
-    the arguments of the chat template. Raises UsageError."""
+    """Return the path of the prepared folder of `name`, which need not exist. It depends on the source file and on
+    values for the arguments of the chat template. Raises UsageError.
+    """
     kind, whole = kind_of(name), without_part(name)
     if kind == "folder":
         path = real_path(whole)
@@ -112,7 +112,7 @@ def _digest(text: str) -> str:
 
 
 def display_name(model: str | Path) -> str:
-    """Return a model's display name: the name that it was fetched with, or the last part of a path."""
+    """Return the model's name for people: the one that it was fetched by, or the last part of a path."""
     folder = Path(model)
     if (folder / DESCRIPTION).exists():
         model = read_json(folder / DESCRIPTION).get("name", model)
@@ -121,16 +121,16 @@ def display_name(model: str | Path) -> str:
 
 
 def prepared_names() -> list[str]:
-    """Return the models that were prepared on this machine, newest first, by the names that they were fetched with."""
+    """Return the names of the models that were prepared on this machine, as they were fetched, newest first."""
     described = (home() / "models").glob(f"*/{DESCRIPTION}")
     newest_first = sorted(described, key=lambda path: path.stat().st_mtime, reverse=True)
     return list(dict.fromkeys(read_prepared(path.parent).name for path in newest_first))
 
 
 def find_prepared(name: str, template: TemplateArguments | None = None) -> Prepared | None:
-    """Return the prepared folder of `name` if it is there and undamaged, else None.
+    """Return the prepared model of `name` if its folder exists and is undamaged, else None.
 
-    Raises UsageError as `kind_of` does.
+    Raises UsageError as `kind_of`.
     """
     folder = folder_for(name, template)
     return None if problems_since_last_read(folder) else read_prepared(folder)
@@ -151,9 +151,9 @@ def read_prepared(folder: Path) -> Prepared:
 def fetch_model(name: str, progress: Progress = silent, template: TemplateArguments | None = None) -> Path:
     """Return the prepared folder of a model (Hub id, folder, smollm2-135m), made on first use.
 
-    `template`: values for arguments of its chat template; the folder is one of its own. Raises UsageError for a name
-    that is not a model and for an argument that the template does not read, MachineNotFit without the packages or the
-    network that it takes.
+    `template`: values for arguments of its chat template; each combination has its own folder. Raises UsageError for a
+    name that is not a model and for an argument that the template does not read, MachineNotFit without the needed
+    packages or network.
     """
     # Only now: each data worker imports this module, and pydantic, which the protocol imports, takes 0.3 s.
     from hivetune.process.parent import run_task

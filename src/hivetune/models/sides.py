@@ -20,7 +20,9 @@ BASELINE = "base"  # what a run is compared with unless the config says otherwis
 
 @dataclass(frozen=True)
 class NamedSide:
-    """A side of a comparison. `name` is what the user wrote, without the model of an endpoint, which is `model`."""
+    """A side of a comparison. `name`: the user's text; for an endpoint the part before "#", with the rest in
+    `model`.
+    """
 
     kind: SideKind
     name: str
@@ -32,8 +34,7 @@ class NamedSide:
 
 
 def parse_side(text: str, where: str = "") -> NamedSide:
-    """Return the side that a text names. Raises UsageError for an invalid text. Whether the side exists is checked
-    later."""
+    """Return the side that a text names, which may not exist. Raises UsageError for an invalid text."""
     prefix = f"{where}: " if where else ""
     if text.startswith(("http://", "https://")):
         return _endpoint(text, prefix)

@@ -1,1 +1,1 @@
-"""Release: exports of a trained adapter, the proof that they are what was trained, and the registry."""
+"""Releases: exports of a trained adapter, the proof that an export computes what was trained, and the registry."""

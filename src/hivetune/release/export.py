@@ -1,11 +1,11 @@
-"""A trained run in the form that others load: PEFT adapter, merged model, GGUF, GGUF adapter.
+"""The exports of a trained run to formats that other programs load: PEFT adapter, merged model, GGUF, GGUF adapter.
 
     RUN/export/adapter/       adapter_config.json, adapter_model.safetensors, tokenizer, chat template
     RUN/export/merged/        a transformers folder
     RUN/export/gguf-QUANT/    NAME-QUANT.gguf, and a Modelfile for Ollama
     RUN/export/gguf-adapter/  NAME-lora.gguf, for llama.cpp's --lora beside the base model as GGUF
 
-Each has a README.md. An export of the same adapter is found again and not written twice.
+Each has a README.md. An export of the same adapter is reused, not written again.
 """
 
 import json
@@ -54,7 +54,9 @@ LOADED_BY: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """An export. `path`: the file for GGUF, else the folder. `made`: written now, not found from an earlier export."""
+    """An export. `path`: the file for GGUF, else the folder. `made`: True if it was written now, False if it was there
+    before.
+    """
 
     to: str
     path: Path
@@ -64,11 +66,11 @@ class Exported:
 
 
 def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Progress = silent) -> Exported:
-    """Export the adapter at the top of a run folder to `RUN/export/`.
+    """Export the newest adapter of a run folder to `RUN/export/`.
 
     Raises UsageError for an unknown target or quantization, a run without adapter, a run that only the home from which
     this one was copied may write to, and a model that the target can't hold; MachineNotFit for a missing package;
-    DoesNotFit for a full disk, on which nothing half-made stays; Busy while another export runs.
+    DoesNotFit for a full disk (incomplete files are deleted); Busy while another export runs.
     """
     if to not in LOADED_BY:
         raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(LOADED_BY)}")
@@ -103,7 +105,7 @@ def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Prog
 
 
 def run_of_export(file: Path) -> Path | None:
-    """Return the run that `file` was exported from, when the file still lies in the run's folder."""
+    """Return the run that `file` was exported from; None if the file is not in a run's folder."""
     parents = file.resolve().parents
     if len(parents) > 2 and parents[1].name == EXPORTS and (parents[2] / RECORD).exists():
         return parents[2]
@@ -146,7 +148,7 @@ def _write(run: Path, record: Mapping[str, Any], folder: Path, identity: Mapping
 
 
 def _copy_adapter(run: Path, model: Path, work: Path) -> None:
-    """Copy the adapter, with the public name of its base instead of a path, and the base's tokenizer."""
+    """Copy the adapter, with its base's public name instead of a path, and the base's tokenizer."""
     work.mkdir()
     shutil.copyfile(run / ADAPTER, work / ADAPTER)
     base, revision = _portable_base(model)
@@ -158,7 +160,7 @@ def _copy_adapter(run: Path, model: Path, work: Path) -> None:
 
 
 def _modelfile(model: Path, file: str) -> str:
-    """Return a `Modelfile` for `ollama create NAME -f Modelfile` beside a GGUF file."""
+    """Return the `Modelfile` for a GGUF file, for `ollama create NAME -f Modelfile`."""
     # Ollama knows the common chat templates by the one in the file. The ends are named, since it takes only one from
     # there.
     texts = {number: text for text, number in Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab().items()}
@@ -167,7 +169,7 @@ def _modelfile(model: Path, file: str) -> str:
 
 
 def _portable_base(model: Path) -> tuple[str, str | None]:
-    """Return the base's public name: Hub id and commit, else its name without a path."""
+    """Return the base's public name as (Hub id, commit), or as (name without a path, None)."""
     described = read_json(model / DESCRIPTION)
     if described.get("kind") == "hub":
         return described["source"], described.get("revision")
@@ -175,7 +177,7 @@ def _portable_base(model: Path) -> tuple[str, str | None]:
 
 
 def _card(run: Path, record: Mapping[str, Any], to: str, file: str) -> str:
-    """Return README.md, whose front matter the Hugging Face Hub reads. Nothing in it names this machine."""
+    """Return the text of README.md, whose front matter the Hugging Face Hub reads. It names nothing of this machine."""
     base, revision = _portable_base(Path(record["model"]))
     judged = read_json(run / EVALUATION) if (run / EVALUATION).is_file() else {}
     rows = (record.get("result") or {}).get("rows") or {}

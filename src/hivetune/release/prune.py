@@ -1,4 +1,4 @@
-"""The search for files that nothing in a home needs any more, with their sizes, and their deletion."""
+"""The search for files of a home that nothing needs any more, their sizes, and their deletion."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ LEFT_OVER = ("*/.*.tmp", "*/.*.task", "releases/*/.*.tmp")  # by killed processe
 
 @dataclass(frozen=True)
 class Unused:
-    """Files that can be deleted: `what` they are, and `why` nothing needs them."""
+    """Files that can be deleted. `what`: their kind; `why`: the reason why nothing needs them."""
 
     what: str
     path: Path
@@ -39,7 +39,7 @@ class Unused:
 
 
 def find_unused(database: sqlite3.Connection) -> list[Unused]:
-    """Return files that can be deleted without losing anything that can't be made again. Deletes nothing."""
+    """Return the files whose deletion loses nothing that can't be made again. Deletes nothing."""
     found = []
     for what, path, why in _candidates(database):
         size_bytes = size_of(path) if path.is_dir() else path.stat().st_size if path.exists() else 0
@@ -50,8 +50,7 @@ def find_unused(database: sqlite3.Connection) -> list[Unused]:
 
 # It works on a full disk, where it is needed most: without room for the note the space is freed first.
 def delete(database: sqlite3.Connection, unused: Unused) -> None:
-    """Delete an entry that `find_unused` returned. Raises Busy when a process holds its run, UsageError when it came
-    into use."""
+    """Delete an entry of `find_unused`. Raises Busy if a process holds its run, UsageError if it is in use again."""
     if unused.what == "checkpoints":
         run = unused.path.parent
         with lock_run(run):
@@ -72,10 +71,10 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
 
 
 def remove_run(database: sqlite3.Connection, run: Path) -> int:
-    """Delete a run's folder and row; return the bytes freed. Its releases stay whole.
+    """Delete a run's folder and row; return the number of bytes freed. Its releases stay whole.
 
-    Raises Busy while it is held, UsageError for a run outside of this home that another home has trained: this one is a
-    copy of it.
+    Raises Busy while a process holds the run; UsageError for a run outside of this home that another home has trained,
+    since this home is then a copy.
     """
     with lock_run(run):
         refuse_copied_home(run, f"hivetune rm {run}")
@@ -116,7 +115,7 @@ def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]
 
 
 def _unused_snapshots(database: sqlite3.Connection) -> list[Path]:
-    """Return the snapshots of no run or release."""
+    """Return the folders of snapshots that no run and no release uses."""
     # `releases NAME@V` and `forget` need the others to tell which rows are in a release.
     used = {release.snapshot for release in registry.releases(database) if not release.pruned}
     runs = database.execute("SELECT path, snapshot FROM runs")  # a run with a damaged file may be restored

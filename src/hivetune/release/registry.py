@@ -1,8 +1,8 @@
-"""Releases in `hive.db`: what was registered, and the log of what became of it.
+"""Releases in `hive.db`: the registered versions, and the log of every promotion and withdrawal.
 
-A release is NAME@VERSION. Its aliases follow from the log: `champion` is what NAME means and what should be served,
-`candidate` the newest version, until it is promoted or withdrawn, `previous` what a rollback returns to: the newest
-earlier champion that was not withdrawn.
+A release is NAME@VERSION. Its aliases follow from the log: `champion` is the version that NAME means and that should be
+served; `candidate` is the newest version, until it is promoted or withdrawn; `previous` is the version that a rollback
+returns to, the newest earlier champion that was not withdrawn.
 
 The folder below `releases/NAME/VERSION/` is copied from a run, hashed, read-only and never changed again, so the run
 can be deleted. A row of the table, not a folder, makes a release.
@@ -58,7 +58,7 @@ _COLUMNS = "name, version, run, model, model_sha256, adapter_sha256, snapshot, v
 
 @dataclass(frozen=True)
 class Move:
-    """One line of the log: what became of a version of a name."""
+    """One line of the log: an action on one version of a name."""
 
     version: int
     action: Action
@@ -70,10 +70,10 @@ class Move:
 
 @dataclass(frozen=True)
 class Release:
-    """One row of `releases`. `verdict` is the gate's, None where nothing was judged; hashes are SHA-256.
+    """One row of `releases`. `verdict` is the gate's, None if it was not judged; hashes are SHA-256.
 
-    pruned: its artefacts were deleted on purpose. From the log: why it was `withdrawn`, else empty; its `aliases`; its
-    own `moves`, oldest first.
+    pruned: its files were deleted on purpose. From the log: `withdrawn`, the reason of its withdrawal, else empty; its
+    `aliases`; its own `moves`, oldest first.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Release:
 
     @property
     def damage(self) -> str:
-        """Return in words which file is missing or changed, empty where none is."""
+        """Return the missing or changed files in words, empty if there are none."""
         problems = problems_since_last_read(self.folder)
         if not problems and read_json(self.folder / MANIFEST).get("adapter_sha256") != self.adapter_sha256:
             return "it holds another adapter than was registered"
@@ -154,7 +154,9 @@ def _logs(database: sqlite3.Connection, name: str | None) -> Mapping[str, list[M
 
 
 def _aliases(moves: Sequence[Move], usable: set[int]) -> dict[str, int | None]:
-    """Return the version that each alias names after `moves`. `usable`: neither withdrawn nor pruned."""
+    """Return alias -> version after `moves`, None for an alias without one. `usable`: versions that were neither
+    withdrawn nor pruned.
+    """
     champion = candidate = None
     champions: list[int] = []
     for move in moves:
@@ -173,7 +175,7 @@ def _aliases(moves: Sequence[Move], usable: set[int]) -> dict[str, int | None]:
 
 
 def find(database: sqlite3.Connection, reference: str) -> Release:
-    """Return the release of NAME, NAME@VERSION or NAME@ALIAS. Raises UsageError naming the existing ones."""
+    """Return the release of NAME, NAME@VERSION or NAME@ALIAS. Raises UsageError that names the existing ones."""
     name, _, which = reference.partition("@")
     present = releases(database, name)
     for release in present:
@@ -195,7 +197,7 @@ def champion_of(database: sqlite3.Connection, name: str) -> Release | None:
 
 
 def rollback_target(database: sqlite3.Connection, name: str) -> Release | None:
-    """Return the release that a rollback of `name` would make its champion, or None."""
+    """Return the release that a rollback of `name` would make champion, or None."""
     return _named(database, name, "previous")
 
 
@@ -204,25 +206,27 @@ def _named(database: sqlite3.Connection, name: str, alias: str) -> Release | Non
 
 
 def champion_versions(database: sqlite3.Connection) -> dict[str, int]:
-    """Return the version that should be served of each name: its champion's."""
+    """Return name -> version of its champion, for each name that has one."""
     return {release.name: release.version for release in releases(database) if "champion" in release.aliases}
 
 
 def forgotten_rows(database: sqlite3.Connection, snapshot: str, since: float = 0.0) -> int:
-    """Return how many rows of a snapshot, at least, were forgotten after it was made, and since then."""
+    """Return how many rows of a snapshot, at least, were forgotten after both the snapshot was made and `since`."""
     query = "SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ? AND time > ?"
     return int(database.execute(query, (snapshot, since)).fetchone()[0])
 
 
 def snapshot_folder(database: sqlite3.Connection, snapshot: str) -> Path | None:
-    """Return the folder of a snapshot by its hash, or None where it is unknown or was deleted."""
+    """Return the folder of the snapshot with this hash, or None if it is unknown or deleted."""
     row = database.execute("SELECT path FROM snapshots WHERE hash = ?", (snapshot,)).fetchone()
     folder = stored_path(row[0]) if row is not None else None
     return folder if folder is not None and folder.is_dir() else None
 
 
 def gguf_adapter(release: Release) -> Path:
-    """Return the release's adapter as GGUF. Raises UsageError when it has none, with the reason where it is known."""
+    """Return the release's adapter as a GGUF file. Raises UsageError if it has none, with the reason if that is
+    known.
+    """
     found = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
     if found:
         return found[0]
@@ -234,8 +238,9 @@ def gguf_adapter(release: Release) -> Path:
 
 
 def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
-    """Return the origin and the evidence of a release, which `hivetune releases NAME@VERSION` tells. Raises UsageError,
-    HivetuneError."""
+    """Return origin and evidence of a release, as `hivetune releases NAME@VERSION` shows them. Raises UsageError,
+    HivetuneError.
+    """
     release = find(database, reference)
     stored = ("created", "run", "model", "model_sha256", "adapter_sha256", "pruned")
     document: dict[str, Any] = {
@@ -265,10 +270,10 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
 
 
 def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: str = "", force: bool = False) -> Release:
-    """Make a release the champion of its name, and what should be served. Promoting the champion changes nothing.
+    """Make a release the champion of its name, which should be served. Promoting the champion changes nothing.
 
-    Raises NotDeployed for one that the gate did not pass or that was rolled back, unless `force` with a `reason`;
-    UsageError, HivetuneError for damaged artefacts.
+    Raises NotDeployed for a release that did not pass the gate or was rolled back, unless `force` comes with a
+    `reason`; UsageError, HivetuneError for damaged files.
     """
     with transaction(database):
         release = find(database, reference)
@@ -290,11 +295,11 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
 
 
 def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> Release:
-    """Withdraw a champion, for which the release before it returns, or a candidate; return the withdrawn one.
+    """Withdraw a champion, whose predecessor returns, or a candidate; return the withdrawn release.
 
-    It answers nothing more and is not promoted again without force. Whoever objects to one release names it, so that
-    two objections never roll back two. Raises UsageError for one that is neither any more, and for a champion with
-    nothing to return to.
+    A withdrawn release is not served and can't be promoted again without force. A caller who objects to one release
+    names it, so that two objections never roll back two. Raises UsageError if it is neither champion nor candidate any
+    more, and for a champion without a predecessor.
     """
     reason = reason or "rolled back"
     with transaction(database):
@@ -317,8 +322,9 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
 
 
 def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
-    """Serve nothing under `name` any more; return the champion, or None when there was none. It becomes `previous`,
-    so that it is kept and a promotion brings it back."""
+    """End the serving of `name`; return its champion, or None if there was none. The champion becomes `previous`, so
+    that it is kept and can be promoted again.
+    """
     with transaction(database):
         champion = champion_of(database, name)
         if champion is None:
@@ -330,7 +336,7 @@ def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> 
 def _log(
     database: sqlite3.Connection, release: Release, action: Action, *, by: str, reason: str = "", forced: bool = False
 ) -> None:
-    """Add a move to the log, inside a transaction."""
+    """Append a move to the log, inside the caller's transaction."""
     database.execute(
         "INSERT INTO moves (name, version, action, time, by, reason, forced) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (release.name, release.version, action, time.time(), by, reason, forced),
@@ -338,7 +344,7 @@ def _log(
 
 
 def prune(database: sqlite3.Connection, release: Release) -> None:
-    """Delete the artefacts of an unused release; its row and history stay. Raises UsageError when it came into use."""
+    """Delete the files of an unused release; its row and history stay. Raises UsageError if it is in use again."""
 
     # The row is changed first: a kill leaves files without a release, never a release without files.
     def note() -> None:
@@ -367,7 +373,7 @@ def who() -> str:
 
 
 def check_release_name(name: str) -> str:
-    """Return a name if a release can have it. Raises UsageError."""
+    """Return `name` if it is a valid release name, else raise UsageError."""
     if not RELEASE_NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH or name in RESERVED:
         raise UsageError(
             f"{name!r} can't be the name of a release",
@@ -381,9 +387,10 @@ def register(
 ) -> tuple[Release, bool]:
     """Register a run's adapter under `name` as the candidate; return the release, and whether it is new.
 
-    `facts` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else the manifest shall
-    keep. An adapter that is registered under this name already keeps its version; a later verdict or export is added to
-    it. Raises UsageError, Busy, OSError for the disk, HivetuneError for a file of the run that is missing or damaged.
+    `facts` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and other entries to keep in the
+    manifest. An adapter that is already registered under this name keeps its version; a later verdict or export is
+    added to it. Raises UsageError, Busy, OSError for the disk, HivetuneError for a file of the run that is missing or
+    damaged.
     """
     check_release_name(name)
     with lock(home() / "releases", hint="it registers a release: wait until it has ended"):  # or two copy into one
@@ -415,7 +422,7 @@ def register(
 
 
 def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
-    """Return the files of a run that a release keeps, by their names in it."""
+    """Return name in the release -> file, for each file of a run that a release keeps."""
     missing = [name for name in REQUIRED if not (run / name).is_file()]
     if missing:
         raise HivetuneError(f"{run} has no {missing[0]}", hint=f"finish the training: hivetune train {quoted(run)}")
@@ -441,7 +448,9 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
 
 
 def _copy(files: Mapping[str, Path], target: Path, manifest: dict[str, Any]) -> None:
-    """Make `target` of `files`, in place of what is there: complete or absent."""
+    """Copy `files` to the folder `target`, replacing an existing one: it is then complete, or absent after a
+    failure.
+    """
     work = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(work, ignore_errors=True)
     try:

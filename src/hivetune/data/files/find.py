@@ -51,7 +51,7 @@ def matching_files(pattern: str) -> Iterator[str]:
 
 
 def name_problem(path: str) -> tuple[str, str] | None:
-    """Return why a database, YAML and JSON can't hold a name, with a hint; None where they can."""
+    """Return why a file name can't be stored in a database, YAML and JSON, with a hint; None if it can."""
     # Python gives the bytes of a name that its locale can't decode as lone surrogates.
     if path.encode("utf-8", "replace").decode() == path:
         return None
@@ -77,7 +77,9 @@ def is_pipe(path: str) -> bool:
 
 
 def find_sources(paths: str | Sequence[str]) -> list[str]:
-    """Return the file names, "-" and "store", each once; folders and globs are sorted. Raise UsageError."""
+    """Return the file names, "-" and "store", each once; the files of folders and globs are sorted. Raise
+    UsageError.
+    """
     # A file that two patterns name would be learned twice.
     found: dict[str, str] = {}  # real path -> name
     for path in map(os.path.expanduser, [paths] if isinstance(paths, str) else paths):  # YAML does not expand `~`
@@ -121,12 +123,12 @@ def refuse_read_once(paths: str | Sequence[str]) -> None:
 
 
 def names_rows(path: str) -> bool:
-    """Return whether a word of a command line means rows: `-`, `store`, a folder, or a file with a known suffix."""
+    """Return whether an argument of a command means rows: `-`, `store`, a folder, or a file with a known suffix."""
     return path in ("-", "store") or os.path.isdir(path) or _is_known(os.path.basename(path))
 
 
 def is_document(name: str) -> bool:
-    """Return whether a file is written once, by its name; others are logs, which grow."""
+    """Return whether a file, by its name, is written once, as a document; other files are logs, which grow."""
     return _suffix(name) in _SUFFIXES and _suffix(name) not in _LOG_SUFFIXES
 
 
@@ -135,7 +137,7 @@ def _is_known(name: str) -> bool:
 
 
 def _suffix(name: str) -> str:
-    """Return the suffix of a name in small letters, without that of a compressed file."""
+    """Return the suffix of a name in lower case, ignoring that of a compressed file."""
     lower = name.lower()
     for packed in COMPRESSED:
         lower = lower.removesuffix(packed)

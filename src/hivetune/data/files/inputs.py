@@ -1,4 +1,4 @@
-"""The inputs of a preparation: every file that holds rows, read once to hash it and to count its lines."""
+"""The inputs of a preparation: every file of rows, read once to hash it and to count its lines."""
 
 import contextlib
 import hashlib
@@ -23,7 +23,7 @@ from hivetune.records import Progress, silent
 
 @dataclass(frozen=True)
 class Inputs:
-    """All sources in order, each of their files with the hash of its bytes, and one hash of all names and bytes."""
+    """All sources in order, with the hash of each file's bytes, and one hash of all names and bytes."""
 
     sources: tuple[Source, ...]
     files: tuple[tuple[Source, str], ...]
@@ -31,7 +31,7 @@ class Inputs:
 
     @property
     def lines(self) -> int:
-        """The line breaks of all files that are not packed: about as many rows."""
+        """The number of line breaks in all files that are not compressed, which is about the number of rows."""
         return sum(source.lines for source in self.sources)
 
     @property
@@ -44,7 +44,7 @@ class Inputs:
             yield from read_rows(source)
 
     def changed(self) -> str | None:
-        """Return a file that has other bytes now, or is gone; None without one."""
+        """Return a file that was changed or deleted since it was hashed; None if there is none."""
         # More behind them is no change: a log that grows is read as it was when it was hashed.
         for source, before in self.files:
             if source.kind == "store":
@@ -61,7 +61,7 @@ class Inputs:
 def plan_inputs(
     paths: str | Sequence[str], spill: Path, *, encoding: str | None = None, progress: Progress = silent
 ) -> Inputs:
-    """Return the sources of these paths. `encoding` is that of all files; standard input and pipes are copied to
+    """Return the sources of these paths. `encoding`: of all files. Standard input and pipes are copied to the folder
     `spill`.
 
     `progress` counts files. Raise UsageError for missing sources, MachineNotFit if a format needs a missing package.
@@ -86,7 +86,7 @@ def plan_inputs(
 
 
 def _days_joined(sources: Sequence[Source]) -> Iterator[Source]:
-    """Yield the sources, with the files of each of Slack's channels as one."""
+    """Yield the sources, with the daily files of each Slack channel joined into one."""
     # A file has the messages of one day, and threads last for days.
     for channel, group in itertools.groupby(sources, lambda source: slack.channel_of(source.path)):
         parts = tuple(group)
@@ -99,7 +99,7 @@ def _days_joined(sources: Sequence[Source]) -> Iterator[Source]:
 
 
 def _hashed(source: Source, size: int | None = None) -> tuple[Source, str]:
-    """Return the source with its size and lines, and the hash of its bytes, of the first `size` if it is given."""
+    """Return the source with its size and number of lines, and the hash of its bytes (of the first `size` if given)."""
     digest = hashlib.sha256()
     done = lines = 0
     block = b""
@@ -124,7 +124,9 @@ def _copied(name: str, path: Path) -> str:
 
 
 def _store() -> tuple[Source, str]:
-    """Return the interactions in hive.db; its size is the last row id, and its hash that of all ids."""
+    """Return the interactions in hive.db as a source with its hash; its size is the last row id, and the hash covers
+    all ids.
+    """
     # An id is the hash of a row's content, so equal ids are equal rows; what people add to a row is a column beside it.
     path = database_path()
     digest = hashlib.sha256()

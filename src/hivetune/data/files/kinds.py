@@ -1,6 +1,6 @@
 """The kind of a file, by its content and then its suffix, and the encoding of its text.
 
-Text is UTF-8, UTF-16 or UTF-32 with a byte order mark, or what `data.encoding` names; nothing is guessed.
+Text is UTF-8, UTF-16 or UTF-32 with a byte order mark, or in the encoding named by `data.encoding`; nothing is guessed.
 """
 
 import codecs
@@ -50,10 +50,10 @@ _FOREIGN = (
 
 
 def source_of(path: str, name: str, encoding: str | None = None) -> Source:
-    """Return the file at `path`, without its size and lines. `encoding`: that of all texts, as the user says.
+    """Return the file at `path` as a source, without its size and lines. `encoding`: the user's setting for all texts.
 
-    The kinds are jsonl, json, csv, parquet, arrow, or the name of a format of whole files. Raise UsageError
-    if the file can't be read or holds no rows, DataRefused for text in another encoding.
+    The kinds are jsonl, json, csv, parquet, arrow, or the name of a format of whole files. Raise UsageError if the file
+    can't be read or holds no rows, DataRefused for text in another encoding.
     """
     try:
         with open(path, "rb") as file:
@@ -74,14 +74,16 @@ def source_of(path: str, name: str, encoding: str | None = None) -> Source:
 
 
 def refuse_foreign(head: bytes, name: str) -> None:
-    """Raise UsageError where a file that begins so is of a kind that holds no rows."""
+    """Raise UsageError if the first bytes of a file are those of a kind that holds no rows."""
     for begins, title, instead in _FOREIGN:
         if head.startswith(begins):
             raise UsageError(f"{spelled(name)} is {title}, not a file of rows", hint=instead.format(name=name))
 
 
 def _encoding(source: Source, named: str | None) -> str | None:
-    """Return the encoding of a text, None for UTF-8. Raise DataRefused if it is none of these and none was named."""
+    """Return the encoding of a text, None for UTF-8. Raise DataRefused if it is not UTF-8, has no byte order mark and
+    no encoding was named.
+    """
     sample = beginning(source, _SAMPLE_BYTES)
     if named is not None:
         plain = _plain_name(named)
@@ -97,7 +99,7 @@ def _encoding(source: Source, named: str | None) -> str | None:
 
 
 def _plain_name(encoding: str) -> str:
-    """Return the one name of an encoding of texts: iso8859-1 for Latin-1 or ISO-8859-1. Raise UsageError."""
+    """Return the canonical name of an encoding: iso8859-1 for Latin-1 or ISO-8859-1. Raise UsageError."""
     try:
         name = codecs.lookup(encoding).name
         bytes(range(256)).decode(name, "replace")  # codecs such as base64, rot13 and idna read no texts
@@ -128,7 +130,7 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _kind(source: Source) -> str:
-    """Return the kind of a text. Raise UsageError for one that holds no rows."""
+    """Return the kind of a text file. Raise UsageError for one that holds no rows."""
     lower = source.name.lower().removesuffix(f".{source.packed}")
     if lower.endswith((".csv", ".tsv")):
         return "csv"
@@ -150,7 +152,9 @@ def _kind(source: Source) -> str:
 
 
 def _is_json_document(head: bytes, spread: bool) -> bool:
-    """Return whether a text is an array of rows, or (`spread`: unless it is named JSONL) objects over several lines."""
+    """Return whether a text is an array of rows, or a sequence of objects that span several lines (`spread`: recognize
+    those by less).
+    """
     # By its first lines: a name says little, since arrays are called .jsonl, and JSON Lines .json.
     text = head.lstrip()
     first, line_break, rest = text.partition(b"\n")

@@ -1,6 +1,7 @@
-"""The rows of a file, one after the other. A damaged file is refused at its place; a bad line is a row with a problem.
+"""The rows of a file, one after the other. A damaged file is refused with its place; a bad line becomes a row with a
+problem.
 
-The place of a row is the line where it begins, in Parquet and Arrow the number of the row.
+The place of a row is the line where it begins; in Parquet and Arrow it is the number of the row.
 """
 
 import codecs
@@ -70,7 +71,7 @@ def _records(source: Source) -> Iterator[RawRow]:
 
 
 def _lines_of_days(days: Sequence[Source]) -> Iterator[tuple[int, str]]:
-    """Yield the messages of a channel's days, their lines numbered through."""
+    """Yield the messages of a channel's days as (line, text), with the lines counted through all files."""
     before = 0
     for day in days:
         for number, text in _document_rows(day):
@@ -79,7 +80,7 @@ def _lines_of_days(days: Sequence[Source]) -> Iterator[tuple[int, str]]:
 
 
 def _single(source: Source) -> Iterator[PlacedRow]:
-    """Yield the records of a file, each for itself."""
+    """Yield the records of a file separately."""
     if source.kind in ("parquet", "arrow"):
         return _arrow_rows(source)
     if source.kind == "csv":
@@ -90,9 +91,7 @@ def _single(source: Source) -> Iterator[PlacedRow]:
 
 
 def _joined_rows(rows: Iterator[PlacedRow], name: str, log: Log | None = None) -> Iterator[PlacedRow]:
-    """Yield one row for each conversation of a file called `name`, if a format, or `log`, reads its rows together;
-    else the rows.
-    """
+    """Yield one row for each conversation of the file `name`, if a format, or `log`, joins its rows; else the rows."""
     # The beginning tells a log; what comes behind it and is no line of it is a row of its own.
     first = list(itertools.islice(rows, _NUM_SAMPLE))
     everything = itertools.chain(first, rows)
@@ -108,7 +107,7 @@ def _joined_rows(rows: Iterator[PlacedRow], name: str, log: Log | None = None) -
 
 
 def _lines_of_log(rows: Iterable[PlacedRow], problems: list[PlacedRow]) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a log; `problems` gets the places without one."""
+    """Yield the lines of a log as (place, text); records that could not be read are appended to `problems`."""
     for number, record in rows:
         if isinstance(record, str):
             yield number, record
@@ -133,7 +132,7 @@ def _too_large(size_bytes: int) -> RowRefused | None:
 
 
 def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
-    """Yield the row itself, or the rows that it holds, at `path` where the user named one; all have its place."""
+    """Yield the row itself, or the rows inside it, at `path` if the user gave one; all get its place."""
     inside = None
     if path and raw.problem is None:
         with suppress(ValueError, RecursionError):  # it is no JSON
@@ -152,7 +151,7 @@ def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
 
 
 class _Line(NamedTuple):
-    """A line of bytes; the first of them if it has more than MAX_ROW_BYTES. `ended`: a line break follows."""
+    """A line of bytes, cut if it has more than MAX_ROW_BYTES. `ended`: a line break follows."""
 
     number: int
     data: bytes
@@ -200,7 +199,7 @@ def _text_lines(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def _csv_rows(source: Source) -> Iterator[PlacedRow]:
-    """Yield the rows of a table whose first line names its columns. Raise DataRefused at a wrong quote."""
+    """Yield the rows of a table whose first line has the names of the columns. Raise DataRefused at a wrong quote."""
     csv.field_size_limit(MAX_ROW_BYTES)
     lines = (f"{line}\n" for _, line in _text_lines(source))
     first = next(lines, "")
@@ -230,7 +229,7 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
 
 
 def _names(header: list[str], name: str) -> list[str]:
-    """Return the names of the columns. Raise DataRefused for equal ones."""
+    """Return the names of the columns. Raise DataRefused if two are equal."""
     # One without a name is called by its place: pandas writes its index so.
     names = [column.strip() or f"column_{place}" for place, column in enumerate(header, 1)]
     twice = next((column for column in names if names.count(column) > 1), None)
@@ -272,7 +271,7 @@ def _arrow_batches(source: Source) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without NaN and null, and with bytes as text."""
+    """Return a value without NaN and null, with bytes decoded to text."""
     # Arrow has all columns in all rows, and all keys in all structs: those that a row lacks are null.
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -284,8 +283,8 @@ def _plain(value: Any) -> Any:
 
 
 def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
-    """Yield (line, JSON of a row) of a document: an array of rows, maybe below a key ({"data": [..]}), or objects one
-    after the other. Raise DataRefused where it is broken, and for one that is too large to be held as one text.
+    """Yield (line, JSON of a row) of a document: an array of rows, possibly below a key ({"data": [..]}), or objects
+    one after the other. Raise DataRefused if it is broken or too large to hold in memory as one text.
     """
     # One row after the other, since the objects of a whole document take many times its text.
     text = _whole_text(source)
@@ -335,8 +334,9 @@ def _behind_space(text: str, at: int) -> int:
 
 
 def _begin_of_list(text: str) -> int:
-    """Return the offset just after the bracket that opens a document's list of rows; 0 if objects follow one
-    another."""
+    """Return the offset just after the opening bracket of a document's list of rows; 0 if the document is a sequence of
+    objects.
+    """
     start = _behind_space(text, 0)
     if text.startswith("[", start):
         return start + 1
@@ -345,8 +345,9 @@ def _begin_of_list(text: str) -> int:
 
 
 def _has_no_rows(document: str) -> bool:
-    """Return whether an object has only texts, numbers, and objects of these, such as the pages and counts of an API
-    before and after a list of rows."""
+    """Return whether an object has only texts, numbers, and objects of these, such as the page numbers and counts that
+    an API puts around a list of rows.
+    """
     try:
         values = json.loads(document).values()
     except (ValueError, RecursionError):

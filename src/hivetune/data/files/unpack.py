@@ -26,8 +26,8 @@ _ZST_BYTES = 1024
 
 
 def blocks_of(file: BufferedReader, packed: str) -> Iterator[bytes]:
-    """Yield the content of a file from its place on, which is packed as "gz", "zst" or "". Raise one of DAMAGED, also
-    where a packed file ends too early; raise MachineNotFit when a package is missing.
+    """Yield the content of a file from its current position, unpacked: `packed` is "gz", "zst" or "". Raise one of
+    DAMAGED, also if a packed file ends too early; raise MachineNotFit if a package is missing.
     """
     if packed == "zst":
         yield from _zst_blocks(file)
@@ -54,7 +54,7 @@ def _zst_blocks(file: BufferedReader) -> Iterator[bytes]:
 
 
 def read_blocks(source: Source) -> Iterator[bytes]:
-    """Yield the bytes of a file, unpacked and as UTF-8. Raise DataRefused where it is damaged."""
+    """Yield the bytes of a file, unpacked and as UTF-8. Raise DataRefused if it is damaged."""
     return as_utf8(_checked_blocks(source), source.encoding) if source.encoding else _checked_blocks(source)
 
 
@@ -84,7 +84,7 @@ def _checked_blocks(source: Source) -> Iterator[bytes]:
 
 
 def as_utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield a text of another encoding as UTF-8."""
+    """Yield blocks of text in another encoding as UTF-8."""
     # What is broken in it becomes U+FFFD, which the checks refuse in its row.
     texts = codecs.iterdecode(blocks, encoding, "replace")
     yield next(texts, "").removeprefix("\ufeff").encode("utf-8", "replace")
@@ -105,7 +105,7 @@ def beginning(source: Source, size: int) -> bytes:
 
 
 def package(module: str, extra: str) -> Any:
-    """Return a module that only some files need. Raise MachineNotFit with the command that installs it."""
+    """Return an optional module. Raise MachineNotFit with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:

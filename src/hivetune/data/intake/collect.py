@@ -1,4 +1,4 @@
-"""The collection: one loop over all sources, each batch durable before the next one is asked for."""
+"""The collection: one loop over all sources, which stores each batch durably before it requests the next."""
 
 import threading
 from collections import Counter
@@ -20,7 +20,7 @@ POLL_S = 0.2
 
 @dataclass(slots=True)
 class Collected:
-    """The readers of a collection, and its counts by the name of the reader."""
+    """The readers of a collection, and their counts by the reader's name."""
 
     readers: Sequence[Reader]
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -60,10 +60,11 @@ def collect(
     stop: threading.Event,
     tick: Callable[[Collected], None] = lambda _collected: None,
 ) -> Collected:
-    """Store in hive.db all that `readers` deliver: what there is now, or with `follow` what comes until `stop` is set.
+    """Store in hive.db all rows of `readers`: those available now, or with `follow` also later ones until `stop` is
+    set.
 
-    `tick` is called after each batch and each round. After `stop` the current batch is still committed. Raise what a
-    reader raises: UsageError, DataRefused, MachineNotFit, DoesNotFit, Busy.
+    `tick` is called after each batch and each round. After `stop` the current batch is still committed. Raise the
+    errors of a reader: UsageError, DataRefused, MachineNotFit, DoesNotFit, Busy.
     """
     # One thread reads and writes, so that each batch is durable before its source moves on. Threads would wait for the
     # database's one writer anyhow.

@@ -29,11 +29,11 @@ KEPT_RAW_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One row from a source, or the reason why it is none, with its `raw` bytes.
+    """One row from a source, or the reason why it was refused, with its `raw` bytes.
 
     `origin` names the source (file, table or stream), `place` the position in it for people (`file:line`). `id` is set
-    for rows of another store and of the gateway; else the content is the id. `time` is the time of arrival, for rows
-    without a time.
+    for rows of another store and of the gateway, else the id is made from the content. `time` is the time of arrival,
+    for rows without a time.
     """
 
     origin: str
@@ -46,7 +46,9 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The result of one read, and (key, position) of the source after it. Without rows it only moves the cursor."""
+    """The result of one read, with the (key, position) of its source afterwards. A batch without rows only moves the
+    cursor.
+    """
 
     source: str
     deliveries: Sequence[Delivery] = ()
@@ -55,7 +57,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Tally:
-    """The numbers of deliveries by result; `duplicates` were already stored."""
+    """The numbers of deliveries by result. `duplicates` were already stored."""
 
     stored: int = 0
     duplicates: int = 0
@@ -77,11 +79,11 @@ class Tally:
 
 
 def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
-    """Store a batch in one transaction that survives a power cut.
+    """Store a batch in one transaction that survives a power cut. Returns the numbers of deliveries.
 
-    A delivery with the same id, or without one with the same content, is a duplicate. Forgotten ones are not stored.
-    Raise DoesNotFit (disk full) or Busy (another process holds the database for more than 30 s); then nothing of the
-    batch is stored.
+    A delivery with the id of a stored one (or, without an id, its content) is a duplicate. Forgotten rows are not
+    stored. Raise DoesNotFit (disk full) or Busy (another process holds the database for more than 30 s); then nothing
+    of the batch is stored.
     """
     with transaction(database):
         # Inside the transaction: what is forgotten while it waits for the lock stays away.
@@ -111,13 +113,13 @@ def read_cursor(database: sqlite3.Connection, key: str) -> str | None:
 
 
 def read_cursors(database: sqlite3.Connection, prefix: str) -> list[str]:
-    """Return the positions of all sources whose key starts with `prefix`."""
+    """Return the positions of all sources whose keys start with `prefix`."""
     query = "SELECT position FROM cursors WHERE substr(source, 1, ?) = ?"
     return [str(position) for (position,) in database.execute(query, (len(prefix), prefix))]
 
 
 def iter_refused(database: sqlite3.Connection, *, since: float, limit: int) -> Iterator[tuple[str, str, str]]:
-    """Yield (place, reason, hint) of the first deliveries that were refused since a moment."""
+    """Yield (place, reason, hint) of the first `limit` deliveries that were refused after the time `since`."""
     yield from database.execute(
         "SELECT source, reason, hint FROM refused WHERE time >= ? ORDER BY rowid LIMIT ?", (since, limit)
     )
@@ -130,7 +132,7 @@ def row_hash(row: Mapping[str, Any]) -> str:
 
 
 def tombstone(kind: str, value: str) -> tuple[str, str]:
-    """Return the key of a row in `forgotten`."""
+    """Return (kind, hash of the value), the key of an entry in `forgotten`."""
     # A hash alone, since the value may be a person's name.
     return kind, _hash(f"{kind}\n{value}")
 
@@ -146,7 +148,9 @@ def load_forgotten(database: sqlite3.Connection) -> frozenset[tuple[str, str]]:
 
 
 def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] = (), **values: str | None) -> bool:
-    """Return whether one of `sources` (also the file of path#table) or of `values` by kind was forgotten."""
+    """Return whether one of `sources` (also the file of path#table), or one of the `values` given by kind, was
+    forgotten.
+    """
     if not forgotten:
         return False
     names = {name for source in sources for name in (source, source.partition("#")[0])}
@@ -156,7 +160,7 @@ def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] =
 
 
 def names_in(raw: bytes) -> frozenset[str]:
-    """Return every string and word of a broken row, one of which may name its user or session."""
+    """Return every string and word of a broken row; one of them may be the name of its user or session."""
     text = raw[: 2 * KEPT_RAW_BYTES].decode("utf-8", "replace")
     names = set(_WORD.findall(text))
     for quoted in _QUOTED.findall(text):
@@ -167,7 +171,7 @@ def names_in(raw: bytes) -> frozenset[str]:
 
 
 def raw_hash(raw: bytes) -> str:
-    """Return a hash (32 hex digits) of the kept bytes of a broken row."""
+    """Return a hash (32 hex digits) of the stored bytes of a broken row."""
     return hashlib.blake2b(raw[:KEPT_RAW_BYTES], digest_size=16).hexdigest()
 
 
@@ -183,7 +187,7 @@ def is_forgotten_raw(forgotten: frozenset[tuple[str, str]], sources: Sequence[st
 
 
 def _store(database: sqlite3.Connection, delivery: Delivery, forgotten: frozenset[tuple[str, str]]) -> str:
-    """Store a delivery and return the field of Tally in which it counts."""
+    """Store a delivery; return the name of the `Tally` field that counts it."""
     row, names, place = delivery.row, (delivery.origin, delivery.place), storable(delivery.place)
     if isinstance(row, RowRefused):
         if is_forgotten_raw(forgotten, names, delivery.raw):

@@ -1,8 +1,8 @@
-"""The reader of logs, which others write, and meanwhile rename, copy, compress or truncate.
+"""The reader of logs, which other programs write and may rename, copy, compress or truncate meanwhile.
 
-A log is known by its inode and the hash of the KiB before the place where reading stopped; then it is read on. Any
-other file is read from its start: what was stored before is a duplicate by its content, so no rotation stores a row
-twice, and none is lost while a file with it is there.
+A log is recognized by its inode and the hash of the KiB before the place where reading stopped; reading then continues
+there. Any other file is read from its start: rows that are stored already are duplicates by content. So no rotation
+stores a row twice, and no row is lost while a file with it exists.
 """
 
 import glob
@@ -42,9 +42,9 @@ _KEY = "jsonl:"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The place where reading stopped: after `offset` bytes and `line` finished lines.
+    """The place where reading stopped: after `offset` bytes and `line` complete lines.
 
-    `tail` is the hash of the bytes before it. `state` is that of a file that was read to its end.
+    `tail`: the hash of the bytes before it. `state`: the state of a file that was read to its end.
     """
 
     device: int
@@ -60,8 +60,9 @@ class Position:
 
 
 class FileReader(Reader):
-    """The Reader of the logs of a file, glob or folder, with their rotations. Raise UsageError for files that are not
-    logs."""
+    """The Reader of the logs of a file, glob or folder, including rotated ones. Raise UsageError for files that are not
+    logs.
+    """
 
     def __init__(self, pattern: str):
         super().__init__(pattern)
@@ -96,7 +97,7 @@ class FileReader(Reader):
                 logs = self._logs()
 
     def _logs(self) -> dict[str, os.stat_result]:
-        """Return the logs of the pattern that are there now, without links, the oldest first."""
+        """Return path -> stat of the logs that match the pattern now, links excluded, the oldest first."""
         if os.path.isdir(self._pattern):
             inside = list(files_below(self._pattern))
             found: Iterable[str] = filter(_LOG.match, inside)
@@ -170,7 +171,9 @@ class FileReader(Reader):
 
 
 def _tail(file: BufferedReader, offset: int) -> str:
-    """Return the hash of the bytes before a place in a file; "" at its beginning, and in a file that ends before it."""
+    """Return the hash of the bytes before `offset`; "" at the beginning of a file, and if the file is shorter than
+    that.
+    """
     start = max(0, offset - TAIL_BYTES)
     tail = os.pread(file.fileno(), offset - start, start)
     # A log may be truncated between its last line and this: such a place is never gone on from.
@@ -179,7 +182,7 @@ def _tail(file: BufferedReader, offset: int) -> str:
 
 
 def _is_complete(line: bytes) -> bool:
-    """Return whether a last line without a line feed is a whole row."""
+    """Return whether a last line without a line feed is a complete row."""
     # No prefix of a JSON object is one.
     try:
         parse_row(line)
@@ -200,12 +203,12 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _state(status: os.stat_result) -> str:
-    """Return a value that changes whenever the file is written."""
+    """Return a text that changes whenever the file is written to."""
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
 def _rotations(log: str) -> list[str]:
-    """Return the files beside a log whose names are rotations of its own: chat.jsonl.1, chat-20260101.jsonl.gz."""
+    """Return the files beside a log that are its rotations by name: chat.jsonl.1, chat-20260101.jsonl.gz."""
     folder, name = os.path.split(log)
     stem, suffix = map(re.escape, os.path.splitext(name))
     rotation = re.compile(rf"{stem}(?:{suffix}{_NUMBER}|{_NUMBER}?{suffix}){_PACKED}\Z")

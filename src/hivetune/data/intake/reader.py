@@ -1,4 +1,6 @@
-"""A source of interactions, and the rows in what it delivers: a line, the cells of a table, the entry of a stream."""
+"""A source of interactions, and the parsing of each delivery into rows: a line, the cells of a table, an entry of a
+stream.
+"""
 
 import codecs
 import contextlib
@@ -24,8 +26,8 @@ Batches = Generator[Batch | None, None, None]
 
 
 class Reader:
-    """A source. `name` and `notes` are for people, and never hold a password. `waiting`: the places of rows that are
-    not complete yet. `retrying`: the source can't be reached now.
+    """A source. `name` and `notes` are for people and never contain a password. `waiting`: the places of incomplete
+    rows. `retrying`: the source can't be reached at the moment.
     """
 
     def __init__(self, name: str):
@@ -35,15 +37,15 @@ class Reader:
         self.retrying = False
 
     def note(self, text: str) -> None:
-        """Add a note, once."""
+        """Add a note, unless it was added before."""
         if text not in self.notes:
             self.notes.append(text)
 
     def batches(self, database: sqlite3.Connection, follow: bool) -> Batches:
-        """Yield the rows after the stored position, and None where there are no more now.
+        """Yield the rows after the stored position, and None when there are no more at the moment.
 
-        Whoever asks for the next batch has made the last one durable. With `follow`, later rows count too. Raise
-        UsageError, DataRefused, MachineNotFit, Busy.
+        The caller makes each batch durable before it requests the next. With `follow`, rows that arrive later are
+        yielded too. Raise UsageError, DataRefused, MachineNotFit, Busy.
         """
         raise NotImplementedError
 
@@ -51,7 +53,9 @@ class Reader:
 def delivered(
     origin: str, place: str, given: Any, rows: Callable[[Any], Sequence[Mapping[str, Any]]], time: float | None = None
 ) -> list[Delivery]:
-    """Return the rows at one place, in a line or in named cells, or their refusal."""
+    """Return the deliveries of the rows at one place (a line or named cells), or one delivery with the reason of their
+    refusal.
+    """
     try:
         return [Delivery(origin, place, row, time=time) for row in rows(given)]
     except RowRefused as refused:
@@ -60,7 +64,7 @@ def delivered(
 
 
 def rows_of_text(text: bytes) -> list[dict[str, Any]]:
-    """Return the row of a JSON text, or the rows inside of it. Raise RowRefused."""
+    """Return the row in a JSON text, or the rows nested in it. Raise RowRefused."""
     # A log that was truncated under its writer has zeros in front of its next line.
     text = text.lstrip(b"\0").strip().removeprefix(codecs.BOM_UTF8)
     rows = [dict(parse_row(payload)) for payload in rows_inside(text) or [text]]
@@ -70,10 +74,10 @@ def rows_of_text(text: bytes) -> list[dict[str, Any]]:
 
 
 def rows_of_cells(cells: Mapping[str, Any], field: str | None) -> list[dict[str, Any]]:
-    """Return the rows of named cells, mostly one. Raise RowRefused.
+    """Return the rows in named cells, usually one. Raise RowRefused.
 
-    They are the JSON of `field`, else of one of WRAPPERS with the other cells, else the cells themselves, in which
-    JSON objects and arrays are parsed.
+    The row is the JSON in `field`, else in one of WRAPPERS (together with the other cells), else the cells themselves,
+    in which JSON objects and arrays are parsed.
     """
     # With nothing beside it, what is wrong with the wrapper's JSON is the reason to tell.
     only = next(iter(cells)) if len(cells) == 1 else ""
@@ -114,7 +118,9 @@ def _parsed(name: str, value: Any) -> Any:
 
 
 def parse_options(query: str, names: Sequence[str], source: str, *, strict: bool) -> dict[str, str]:
-    """Return our own query parameters. Raise UsageError for others; not `strict`, for those that look like ours."""
+    """Return our own parameters of a URL's query. Raise UsageError for others; if not `strict`, only for those that
+    look like ours.
+    """
     # Of a URL the others belong to the client. No password is shown.
     shown = source.partition("?")[0].rpartition("@")[2]
     options: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""The reader of Redis streams, of one server or a Cluster, from the entry after the last one that was stored.
+"""The reader of Redis streams, of one server or a Cluster, from the entry after the last stored one.
 
-redis-py retries a command, reconnects, and follows a Cluster to its new primaries; `batches` asks again until a server
-that is gone comes back.
+redis-py retries commands, reconnects, and follows a Cluster to its new primaries; `batches` retries until a lost server
+is back.
 """
 
 import json
@@ -33,7 +33,7 @@ BEGINNING = "0-0"
 
 
 def _address(source: str) -> tuple[str, str, list[str]]:
-    """Return the URL for redis-py, the one for people, and a Cluster's nodes. Raise UsageError."""
+    """Return the URL for redis-py, the URL for people, and the nodes of a Cluster. Raise UsageError."""
     parts = urllib.parse.urlsplit(source)
     scheme, _, cluster = parts.scheme.partition("+")
     credentials, at, hosts = parts.netloc.rpartition("@")
@@ -67,8 +67,8 @@ class RedisReader(Reader):
         self._after, self._num_read = BEGINNING, 0  # the last entry that was read, and the number of all
 
     def batches(self, database: sqlite3.Connection, follow: bool) -> Batches:
-        """Yield batches. Raise MachineNotFit after `patience_s` without a connection, with `follow` only if there
-        never was one.
+        """Yield batches of entries. Raise MachineNotFit after `patience_s` seconds without a connection; with `follow`
+        only if there has never been one.
         """
         wrong, key = package("redis", "redis").exceptions, f"redis:{self.name}"
         self._after, self._num_read = json.loads(read_cursor(database, key) or json.dumps([BEGINNING, 0]))
@@ -125,7 +125,7 @@ class RedisReader(Reader):
             raise UsageError(f"{self._shown}: {error}", hint="redis://[:PASSWORD@]HOST:PORT/DB?stream=NAME") from None
 
     def _check(self) -> None:
-        """Note entries that were trimmed before they were read."""
+        """Add a note if entries were trimmed from the stream before they were read."""
         stream: dict[str, Any] = {}
         if self._client.exists(self._stream):
             stream = self._client.xinfo_stream(self._stream)
@@ -143,7 +143,7 @@ class RedisReader(Reader):
             )
 
     def _explained(self, error: Exception, wrong: Any) -> HivetuneError:
-        """Return an error that stays, in plain words."""
+        """Return a lasting error of Redis in plain words."""
         if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError) or str(error).startswith("NOAUTH"):
             return UsageError(f"{self._shown} refuses the login: {error}", hint="redis://USER:PASSWORD@HOST:PORT/DB")
         if str(error).startswith("WRONGTYPE"):
@@ -161,7 +161,7 @@ class RedisReader(Reader):
 
 
 def _is_passing(error: Exception, wrong: Any) -> bool:
-    """Return whether the same command may work a moment later."""
+    """Return whether the same command may succeed a moment later."""
     # As while a server starts, or a replica takes over. A wrong password stays wrong.
     of_clusters = wrong.ClusterError | wrong.RedisClusterException | wrong.AskError | wrong.TryAgainError
     refused = wrong.AuthenticationError | wrong.AuthorizationError

@@ -1,4 +1,4 @@
-"""The reader of tables in other programs' SQLite files, page by page without blocking their writers."""
+"""The reader of tables in other programs' SQLite files, page by page, without blocking their writers."""
 
 import contextlib
 import difflib
@@ -22,8 +22,8 @@ Cells = dict[str, Any]
 
 
 class SqliteReader(Reader):
-    """The Reader of one table or view, of sqlite:PATH?table=NAME. `cursor=` names a column that only grows; without it
-    the position is the rowid. Raise UsageError.
+    """The Reader of one table or view, of sqlite:PATH?table=NAME. `cursor=` names a column whose values only grow;
+    without it the position is the rowid. Raise UsageError.
     """
 
     def __init__(self, source: str):
@@ -83,7 +83,7 @@ class SqliteReader(Reader):
             raise UsageError(f"{spelled(self._path)}: {error}", hint=hint) from None
 
     def _check_table(self) -> None:
-        """Find the cursor. Raise UsageError that names what is missing and what is there."""
+        """Find the cursor column. Raise UsageError that names the missing table or column and the existing ones."""
         tables = self._query("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')")
         kinds = {row["name"]: row["type"] for row in tables}
         if self._table not in kinds:
@@ -111,7 +111,7 @@ class SqliteReader(Reader):
         return f"{self._cursor} IS NOT NULL AND typeof({self._cursor}) != 'blob'" if self._column else "TRUE"
 
     def _name_of_rowid(self, kind: str, columns: Sequence[str]) -> str:
-        """Return a name of the rowid that no column has; "" for views and tables WITHOUT ROWID, which have none."""
+        """Return a name of the rowid that is not a column's; "" for views and tables WITHOUT ROWID, which have none."""
         # The values of a column that is called rowid come in any order, and may be missing.
         free = [name for name in ("rowid", "_rowid_", "oid") if name not in {column.lower() for column in columns}]
         if kind == "table" and free:
@@ -121,8 +121,8 @@ class SqliteReader(Reader):
         return ""
 
     def _page(self, value: int | float | str | None) -> list[Cells]:
-        """Return the rows with `value`, and the next PAGE_ROWS in the cursor's order, with all that have the same
-        value as the last of these.
+        """Return the rows whose cursor has `value`, and the next PAGE_ROWS in order, extended by all rows with the last
+        one's value.
         """
         cursor, rows = self._cursor, f"FROM {_quote(self._table)} WHERE {self._usable} AND {self._cursor}"
         at, behind = ("IS NOT ?", "IS NOT ?") if value is None else (">= ?", "> ?")
@@ -154,7 +154,7 @@ def _quote(name: str) -> str:
 
 
 def _hash_of_last(page: Sequence[Cells], value: int | float | str | None) -> str | None:
-    """Return a hash of the rows that have this value of the cursor; None where there are none."""
+    """Return a hash of the rows whose cursor has this value; None if there are none."""
     # Sorted: SQLite may give rows with equal values in any order.
     rows = sorted(repr(cells) for cells in page if cells["#cursor"] == value)
     return hashlib.blake2b(repr(rows).encode("utf-8", "replace"), digest_size=12).hexdigest() if rows else None

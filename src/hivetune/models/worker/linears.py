@@ -1,5 +1,6 @@
-"""The linear modules of a transformers model: which exist, which get an adapter, and the sizes that are counted from
-them, for every family alike: no formula is needed to plan one that is new (models/architecture.py)."""
+"""The linear modules of a transformers model, those that get an adapter, and the sizes counted from them. It works
+alike for every family, so a new one needs no formula to be planned (models/architecture.py).
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -44,7 +45,7 @@ def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
 
 
 def linears_of(module: nn.Module) -> dict[str, Linear]:
-    """Return every linear module by its full name, without fused experts."""
+    """Return full name -> linear module, for all but fused experts."""
     linears = {}
     for name, child in module.named_modules():
         if isinstance(child, nn.Linear):
@@ -55,8 +56,9 @@ def linears_of(module: nn.Module) -> dict[str, Linear]:
 
 
 def find_experts(module: nn.Module) -> dict[str, Linear]:
-    """Return each tensor of each collection of fused experts as linear modules of one name, such as
-    `model.layers.0.mlp.experts.gate_up_proj`."""
+    """Return name -> tensor of fused experts, described as linear modules, such as
+    `model.layers.0.mlp.experts.gate_up_proj`.
+    """
     linears = {}
     for name, child in module.named_modules():
         if _is_fused(child):
@@ -68,13 +70,14 @@ def find_experts(module: nn.Module) -> dict[str, Linear]:
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Return whether it is transformers' collection of experts in one tensor (`use_experts_implementation` marks
-    them)."""
+    """Return whether the module is transformers' collection of experts in one tensor (`use_experts_implementation`
+    marks these).
+    """
     return "is_transposed" in vars(module) and "has_gate" in vars(module)
 
 
 def frozen_linears(module: nn.Module) -> set[str]:
-    """Return the full names of the linear modules that get no adapter, as `find_linears` says."""
+    """Return the full names of the linear modules that `find_linears` leaves without an adapter."""
     kind = module.config.model_type
     has_fused = kind in MLPS_UNLOADABLE or any(map(_is_fused, module.modules()))
     ends = {*NOT_ADAPTABLE.get(kind, ()), *(NAMES_OF_EXPERTS if has_fused else ())}
@@ -89,8 +92,9 @@ def frozen_linears(module: nn.Module) -> set[str]:
 
 
 def count_sizes(module: nn.Module) -> dict[str, Any]:
-    """Return `sizes` of hivetune.json, the fields of an `Architecture`, of a bare module, which may be on the meta
-    device. Without layers, `modules` is empty."""
+    """Return `sizes` of hivetune.json, the fields of an `Architecture`, for a module that may be on the meta device.
+    `modules` is empty for a model without layers.
+    """
     config = module.config.get_text_config()
     met = next((value for name in ACTIVE_EXPERTS if (value := _number(config, name, 0))), None)
     frozen, head = frozen_linears(module), _name_of_head(module)
@@ -122,8 +126,9 @@ def _name_of_head(module: nn.Module) -> str | None:
 
 
 def _number(config: Any, name: str, default: int) -> int:
-    """Return a setting by its usual name, which transformers maps to the family's own, or `default` for families
-    without it."""
+    """Return a setting by its usual name, which transformers maps to the family's own; `default` if the family lacks
+    it.
+    """
     # Read from the plain values, since the attribute may differ by layer (Gemma 4's heads).
     value = config.to_dict().get(config.attribute_map.get(name, name))
     return value if isinstance(value, int) and value > 0 else default

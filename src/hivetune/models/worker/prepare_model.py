@@ -1,7 +1,7 @@
-"""Makes one prepared folder, which every other part reads, of a model from the Hub, a folder or a package.
+"""The preparation of one model folder, which all other modules read, from the Hub, a folder or a package.
 
-Weights are linked, not copied, where they are safetensors already. Pickles and remote code are refused. The result of
-the task is the content of `hivetune.json`.
+Weights that are safetensors already are linked, not copied. Pickles and remote code are refused. The result of the task
+is the content of `hivetune.json`.
 """
 
 import json
@@ -79,8 +79,8 @@ def prepare_model(
 
     `template`: values for arguments of the chat template of `plain`, the folder prepared without them.
 
-    Raises: UsageError for a model that is not there, holds pickles or remote code, or has no chat template;
-    MachineNotFit without a network or a package; DoesNotFit when the disk has no room.
+    Raises: UsageError for a model that does not exist, holds pickles or remote code, or has no chat template;
+    MachineNotFit without a network or a package; DoesNotFit if the disk is full.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     # By process, so that of two that prepare one model neither writes into the other's copy: the last one stays.
@@ -194,8 +194,9 @@ def _settle_template(work: Path, name: str) -> str:
 
 
 def _special_ids(work: Path, name: str) -> dict[str, Any]:
-    """Return the ids that end an answer (all that any of the model's files names), and those of the padding and
-    first tokens."""
+    """Return the token ids that end an answer (from all of the model's files), and those of the padding and first
+    tokens.
+    """
     found: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
     for file in ("generation_config.json", "config.json"):
         settings = _read_object(work / file, name, {})
@@ -223,7 +224,7 @@ def _special_ids(work: Path, name: str) -> dict[str, Any]:
 
 
 def _read_object(path: Path, name: str, default: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the JSON object in a file of the model `name`; `default` where the model may lack it and does."""
+    """Return the JSON object in a file of the model `name`; `default`, if one is given, for a missing file."""
     if default is not None and not path.is_file():
         return default
     try:
@@ -252,8 +253,9 @@ def with_defaults(template: str, arguments: TemplateArguments) -> str:
 
 
 def write_variant(folder: Path, work: Path, arguments: TemplateArguments) -> dict[str, Any]:
-    """Write into the empty `work` the prepared `folder` with these values in its templates. Return the content of its
-    `hivetune.json`. Raises UsageError for an argument that none of them reads."""
+    """Write the prepared `folder` with these values in its templates into the empty `work`. Return the content of its
+    `hivetune.json`. Raises UsageError for an argument that no template reads.
+    """
     templates = [folder / TEMPLATE, *sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))]
     texts = {path: path.read_text(encoding="utf-8") for path in templates}
     read = sorted({name for text in texts.values() for name in arguments_of(text)})
@@ -277,7 +279,7 @@ def write_variant(folder: Path, work: Path, arguments: TemplateArguments) -> dic
 
 
 def link_file(source: str | Path, target: str | Path) -> None:
-    """Give the same bytes a second name where the file system allows it, else copy them."""
+    """Link `target` to the bytes of `source` if the file system allows it, else copy them."""
     try:
         os.link(Path(source).resolve(), target)
     except OSError:

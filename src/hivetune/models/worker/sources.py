@@ -1,8 +1,8 @@
 """The sources of a model's files other than a folder: the Hugging Face Hub, and the demo model's package.
 
-The Hub is the one place of the engine that uses a network, and only when fetching. It honours HF_ENDPOINT, HF_TOKEN,
-HF_HOME, HF_HUB_ETAG_TIMEOUT (10 s until the Hub has to answer) and HF_HUB_OFFLINE as huggingface_hub does, and takes
-what lies whole in its cache where the Hub does not answer.
+Only here the engine uses a network, and only when fetching. HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_ETAG_TIMEOUT (10 s
+by default for the Hub's answer) and HF_HUB_OFFLINE mean the same as in huggingface_hub. If the Hub does not answer, a
+model that is complete in huggingface_hub's cache is used.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ WANTED = ["*.safetensors", "*.json", "*.jinja"]
 
 
 def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
-    """Return (Hub id, commit, folder in huggingface_hub's cache) of `ID` or `ID@revision`; files that are there are not
+    """Return (Hub id, commit, folder in huggingface_hub's cache) of `ID` or `ID@revision`. Files in the cache are not
     fetched again.
 
     Raises UsageError (unknown, closed or without safetensors), MachineNotFit (no network), DoesNotFit (disk).
@@ -99,7 +99,7 @@ def _explain(name: str, error: Exception) -> HivetuneError:
 
 
 def _check_files(name: str, files: Mapping[str, int]) -> None:
-    """Raise UsageError for a model without safetensors, DoesNotFit for one without room; `files`: bytes by name."""
+    """Raise UsageError for a model without safetensors, DoesNotFit if the disk has no room. `files`: name -> bytes."""
     from huggingface_hub import constants
 
     sizes = [size_bytes for file, size_bytes in files.items() if file.endswith(".safetensors")]
@@ -122,8 +122,9 @@ def _check_files(name: str, files: Mapping[str, int]) -> None:
 
 
 def packaged_file(package: str, install: str) -> Path:
-    """Return the GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the line
-    that installs it."""
+    """Return the GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the command
+    that installs it.
+    """
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in sorted(Path(folder).rglob("*.gguf")):
@@ -134,8 +135,9 @@ def packaged_file(package: str, install: str) -> Path:
 
 
 def take_gguf(file: Path, work: Path) -> None:
-    """Write SmolLM2's config, weights (in bfloat16), tokenizer and template from its GGUF file into `work`, as a
-    transformers folder. Raises MachineNotFit without the package gguf."""
+    """Write a transformers folder into `work` from SmolLM2's GGUF file: config, weights (in bfloat16), tokenizer and
+    template. Raises MachineNotFit without the package gguf.
+    """
     if importlib.util.find_spec("gguf") is None:
         raise MachineNotFit("the demo model needs the package gguf", hint=install_command("export"))
     import torch

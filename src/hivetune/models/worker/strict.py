@@ -1,7 +1,7 @@
-"""The check that nothing is invented: the weights of a folder are exactly those of the causal model in its config.json.
+"""The check that no weight is invented: a folder has exactly the weights of the causal model in its config.json.
 
-Before that, configs of other kinds of models are refused, and the text part of a model that takes images or sound too
-becomes a model of its own.
+Before that, configs of other kinds of models are refused, and of a model that also reads images or sound the text part
+is made a model of its own.
 """
 
 import os
@@ -56,7 +56,7 @@ HEADS = ("lm_head.", "language_model.lm_head.")
 
 
 def read_config(folder: Path, name: str) -> Any:
-    """Return transformers' config of a folder. Raises UsageError for one that it can't read."""
+    """Return transformers' config of a folder. Raises UsageError if transformers can't read it."""
     for setting, value in all_settings(read_json(folder / "config.json")):
         if not isinstance(value, int | float):
             continue
@@ -91,8 +91,9 @@ def check_kind(config: Any, name: str) -> None:
 
 
 def take_text_part(work: Path, config: Any, name: str) -> None:
-    """Write the text part of a model that takes images or sound too over the folder `work`, its config and its tensors
-    alone. Raises UsageError for a model that has none."""
+    """Replace the model in `work` that also reads images or sound by its text part: config and tensors. Raises
+    UsageError for a model without one.
+    """
     text = config.get_text_config()
     if text is config:
         raise UsageError(f"model {name}: {config.model_type} has no separate text part", hint="leave :text out")
@@ -127,7 +128,7 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
     """Return `sizes` of hivetune.json.
 
     Raises UsageError, naming tensors, for weights of another model than config.json describes, and for a config that
-    describes none.
+    describes no model.
     """
     # transformers fills missing weights with random numbers and leaves out unknown ones, with a warning. Here both are
     # refused, by its own account of what it read. On torch's meta device it reads names and shapes without memory, in a
@@ -178,8 +179,9 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
 
 
 def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
-    """Raise UsageError when transformers' `output_loading_info` says that weights were missing, unknown or of another
-    shape."""
+    """Raise UsageError if transformers' `output_loading_info` lists weights that were missing, unknown or of another
+    shape.
+    """
     if loading_info["missing_keys"]:
         raise _wrong(name, f"its weights lack {_some(loading_info['missing_keys'])}")
     if loading_info["mismatched_keys"]:

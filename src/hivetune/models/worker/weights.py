@@ -1,4 +1,4 @@
-"""Tensors of a safetensors folder as numpy arrays, memory-mapped and without torch, which takes seconds to import;
+"""The tensors of a safetensors folder as numpy arrays, memory-mapped and without torch, which takes seconds to import;
 and checks that their values can be those of a model.
 """
 
@@ -29,7 +29,7 @@ INCOMPLETE = "the folder is incomplete: get the model again"
 
 @dataclass(frozen=True)
 class Stored:
-    """The place of one tensor in a file. `kind` is the format's own name of its type."""
+    """The place of one tensor in a file. `kind`: the name of its type in the format, such as BF16."""
 
     kind: str
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Stored:
         return raw
 
     def read(self) -> Array:
-        """Return float32 for every floating type, as a fresh or mapped array of `shape`."""
+        """Return the tensor as an array of `shape`, new or mapped; every floating type becomes float32."""
         array: Array = self.raw().view(NUMPY_KINDS[self.kind]).reshape(self.shape)
         if self.kind == "BF16":
             array = (array.astype("<u4") << 16).view("<f4")
@@ -53,7 +53,9 @@ class Stored:
 
 
 class SafetensorsFile:
-    """One file, mapped for as long as its arrays live. Raises UsageError for one that is cut or lies about itself."""
+    """One file, mapped while its arrays exist. Raises UsageError for a file that is cut or whose header does not match
+    its content.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -78,13 +80,13 @@ class SafetensorsFile:
 
 
 def shard_files(folder: Path) -> list[str]:
-    """Return the names of a model's files: those of its index, or the one."""
+    """Return the names of a model's weight files: those in its index, or the single one."""
     index = folder / WEIGHTS_INDEX
     return sorted(set(read_json(index)["weight_map"].values())) if index.exists() else [WEIGHTS]
 
 
 def open_weights(folder: Path) -> dict[str, Stored]:
-    """Return the place of every tensor of a model folder, by name."""
+    """Return name -> place of every tensor of a model folder."""
     tensors: dict[str, Stored] = {}
     for name in shard_files(folder):
         path = folder / Path(name).name  # a shard lies in the folder itself
@@ -97,7 +99,7 @@ def open_weights(folder: Path) -> dict[str, Stored]:
 def write_weights(
     path: Path, described: Mapping[str, tuple[str, Sequence[int]]], data: Callable[[str], memoryview]
 ) -> None:
-    """Write a safetensors file: kind and shape of each tensor, and then the bytes that `data` returns of it."""
+    """Write a safetensors file. `described`: kind and shape of each tensor; `data`: returns the bytes of one."""
     # One tensor at a time, where the library would hold the whole model in memory.
     header, end = dict[str, Any](), 0
     for name, (kind, shape) in described.items():
@@ -140,7 +142,7 @@ def check_weights(folder: Path, name: str) -> None:
 
 
 def _problem(tensor: Stored, *, quantized: bool) -> str:
-    """Return the problem with its values in words; "" if there is none."""
+    """Return the problem with a tensor's values in words; "" if there is none."""
     if tensor.kind not in EXPONENTS:  # tables of numbers (DeepSeek V4's tokens of experts) are I64
         is_weight = len(tensor.shape) > 1 and tensor.kind not in ("I64", "BOOL") and not quantized
         return f"is stored as {tensor.kind} numbers" if is_weight else ""

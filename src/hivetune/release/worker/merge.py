@@ -1,4 +1,5 @@
-"""Adapter and base as one folder that transformers loads: W + scale * B A, added in fp32 one tensor at a time.
+"""The merge of adapter and base into one folder that transformers loads: W + scale * B A, added in fp32 one tensor at a
+time.
 
 Shapes: R rank, I inputs and O outputs of a linear module.
 """
@@ -38,7 +39,7 @@ def main(task: Merge, heartbeat: Heartbeat) -> dict[str, str]:
 class Part(NamedTuple):
     """The change of one stored weight by an adapter: scale * B A, with A [R, I] and B [O, R].
 
-    transposed: the file stores the weight [I, O], and A and B have changed places for it.
+    transposed: the file stores the weight as [I, O], so A and B have changed places.
     """
 
     a: Tensor
@@ -52,9 +53,9 @@ class Part(NamedTuple):
 
 
 def read_parts(model: Path, adapter: Path) -> dict[str, Part]:
-    """Return the adapter's change of each tensor of the model's files, as the file stores it.
+    """Return name of a tensor in the model's files -> the adapter's change of it.
 
-    Raises UsageError when the files have no tensor of a name that the adapter changes.
+    Raises UsageError if the files have no tensor of a name that the adapter changes.
     """
     lora, tensors = read_adapter(adapter)
     transposed, stored = _transposed_weights(model), open_weights(model)
@@ -84,8 +85,9 @@ def _transposed_weights(model: Path) -> set[str]:
 
 
 def kept_share(model: Path, parts: Mapping[str, Part], heartbeat: Heartbeat) -> float:
-    """Return the share of the adapter's change that is left when merged weights are rounded to their base's type: the
-    slope of the rounded change over the change. 1 for an adapter that changes nothing."""
+    """Return the share of the adapter's change (0 to 1) that remains when merged weights are rounded to the base's
+    type: the slope of the rounded change over the exact one. 1 for an adapter that changes nothing.
+    """
     kept = squares = 0.0
     for file in shard_files(model):
         with safetensors.safe_open(model / file, framework="pt") as opened:
@@ -100,12 +102,12 @@ def kept_share(model: Path, parts: Mapping[str, Part], heartbeat: Heartbeat) -> 
 
 
 def merge(model: Path, adapter: Path, target: Path, heartbeat: Heartbeat, *, exact: bool = False) -> str:
-    """Write the merged model to the new folder `target`. Return the type of its weights: "source", that of the base, to
-    which each merged weight is rounded once; or "float32", where too little of the adapter would be left.
+    """Write the merged model to the new folder `target`. Returns the type of its weights: "source" (each merged weight
+    is rounded once to the base's type), or "float32" if rounding would lose too much of the adapter.
 
-    `exact`: merged weights are in float32, all others as they are. Needs memory for one tensor, not for the model.
-    Raises UsageError as `read_parts`, HivetuneError for weights that are not finite. What it had written stays then:
-    the caller deletes its folder.
+    `exact`: merged weights are float32, all others unchanged. Needs memory for one tensor, not for the model. Raises
+    UsageError as `read_parts`, HivetuneError for weights that are not finite; the caller then deletes the incomplete
+    folder.
     """
     parts, shards = read_parts(model, adapter), shard_files(model)
     in_float32 = not exact and kept_share(model, parts, heartbeat) < KEPT_SHARE
@@ -125,8 +127,9 @@ def merge(model: Path, adapter: Path, target: Path, heartbeat: Heartbeat, *, exa
 def _merge_file(
     source: Path, target: Path, parts: Mapping[str, Part], widens: Callable[[str], bool], heartbeat: Heartbeat
 ) -> None:
-    """Write one file with the same tensors, merged where the adapter changes them, those that `widens` names in
-    float32."""
+    """Write one file with the same tensors: those that the adapter changes are merged, those in `widens` are
+    float32.
+    """
     described = {
         name: ("F32" if stored.kind in TORCH_DTYPES and widens(name) else stored.kind, stored.shape)
         for name, stored in SafetensorsFile(source).tensors.items()

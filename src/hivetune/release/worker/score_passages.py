@@ -1,6 +1,6 @@
-"""The scores of given tokens by the engine: the log-probability of each, and of the likeliest ones at its place.
+"""The engine's scores of given tokens: the log-probability of each, and of the likeliest tokens at its place.
 
-Computed with the adapter beside the base, as it was trained, and by the base alone.
+They are computed with the adapter beside the base, as in training, and with the base alone.
 
 Shapes: L positions, P places, V vocabulary, K likeliest tokens.
 """

@@ -1,8 +1,8 @@
 """The writing of a whole model or a LoRA adapter as a GGUF file by llama.cpp's own scripts, which run unmodified.
 
-They read a staged folder, whose files tell the truth: the weights (merged in float32 where an adapter goes in), the
-config with the names and limits that llama.cpp computes with, the chat template as training rendered it, the ends of an
-answer and the first token. What the scripts can't read is refused; what they write is proven (release/prove.py).
+They read a staged folder, whose files match the training: the weights (merged in float32 if there is an adapter), the
+config with the names and limits that llama.cpp uses, the chat template as training rendered it, the end tokens of an
+answer and the first token. A model that the scripts can't read is refused; a written file is proven (release/prove.py).
 """
 
 import errno
@@ -62,8 +62,9 @@ def main(task: WriteGguf, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def write(task: WriteGguf, heartbeat: Heartbeat) -> None:
-    """Write `task.file`. Raises UsageError for a model or an adapter that the scripts can't write, or not whole,
-    ModuleNotFoundError for a missing package, OSError for a full disk."""
+    """Write `task.file`. Raises UsageError for a model or an adapter that the scripts can't write completely,
+    ModuleNotFoundError for a missing package, OSError for a full disk.
+    """
     task.file.parent.mkdir(parents=True, exist_ok=True)
     # Links, which a run's folder may not hold, lie in the scratch folder. The merged copy is large: it lies beside.
     weights, merged = task.model, task.file.with_name(".merged")
@@ -89,8 +90,9 @@ def write(task: WriteGguf, heartbeat: Heartbeat) -> None:
 
 
 def stage(model: Path, weights: Path, folder: Path) -> None:
-    """Make `folder` for the scripts from a prepared model, with its weights or merged ones. Raises UsageError for a
-    model that names no end of an answer: exported it would never stop."""
+    """Write the scripts' input `folder` from a prepared model, with its own or merged weights. Raises UsageError for a
+    model without an end token of an answer, whose export would never stop.
+    """
     shutil.copytree(weights.resolve(), folder, copy_function=os.symlink, ignore=shutil.ignore_patterns(NAMED_TEMPLATES))
     document, template = read_json(model / TOKENIZER), (model / TEMPLATE).read_text(encoding="utf-8")
     files = {
@@ -106,7 +108,7 @@ def stage(model: Path, weights: Path, folder: Path) -> None:
 
 
 def staged_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return config.json with the names that the scripts read and transformers 5 drops."""
+    """Return config.json with the names that the scripts read and transformers 5 no longer writes."""
     staged, kind = dict(config), config.get("model_type")
     if kind in KINDS_LEFT_OUT:
         staged.pop("model_type")
@@ -126,9 +128,9 @@ def staged_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_settings(model: Path, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tokenizer_config.json with the ends, the first token and the kinds of tokens that training used.
+    """Return tokenizer_config.json with the end tokens, the first token and the kinds of tokens that training used.
 
-    Raises UsageError for a folder that names no end.
+    Raises UsageError for a folder that names no end token.
     """
     path, settings = model / TOKENIZER_SETTINGS, dict[str, Any](tokenizer_class="PreTrainedTokenizerFast")
     settings |= read_json(path) if path.is_file() else {}
@@ -161,20 +163,21 @@ def tokenizer_settings(model: Path, document: Mapping[str, Any]) -> dict[str, An
 
 
 def adds_space_prefix(document: Mapping[str, Any]) -> bool:
-    """Return whether every text segment begins with a space of its own (Llama 2's way)."""
+    """Return whether the tokenizer puts a space before every text segment (as Llama 2's does)."""
     # Metaspace's "first" prepends at the start of the text only, where a chat prompt has a special token.
     steps = json.dumps([document.get("normalizer"), document.get("pre_tokenizer")])
     return '"Prepend"' in steps or '"prepend_scheme": "always"' in steps
 
 
 def is_sentencepiece(document: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json is of SentencePiece's kind: BPE that falls back to bytes."""
+    """Return whether a tokenizer.json is of SentencePiece's kind: BPE with a fallback to bytes."""
     return document["model"].get("type") == "BPE" and bool(document["model"].get("byte_fallback"))
 
 
 def sentencepiece_model(document: Mapping[str, Any]) -> bytes:
-    """Return `tokenizer.model` of a tokenizer.json of SentencePiece's kind, which the scripts read pieces and scores
-    from. Raises ModuleNotFoundError without the packages that the scripts need too."""
+    """Return `tokenizer.model`, from which the scripts read pieces and scores, made of a tokenizer.json of
+    SentencePiece's kind. Raises ModuleNotFoundError without the packages of the scripts.
+    """
     from sentencepiece import sentencepiece_model_pb2 as proto
 
     model, added = document["model"], {token["id"]: token for token in document.get("added_tokens") or []}
@@ -212,7 +215,7 @@ def model_name(model: Path) -> str:
 
 
 def _write_adapter(task: WriteGguf, adapter: Path, staged: Path, folder: Path, heartbeat: Heartbeat) -> None:
-    """Write an adapter for a base that is staged. Raises UsageError where the script leaves a part of it out."""
+    """Write an adapter for a staged base. Raises UsageError if the script leaves a part of it out."""
     trained = stage_adapter(task.model, adapter, folder)
     arguments = ["--base", str(staged), "--outfile", str(task.file), str(folder)]
     _run_script(task, ADAPTER_SCRIPT, arguments, staged, heartbeat)
@@ -226,7 +229,9 @@ def _write_adapter(task: WriteGguf, adapter: Path, staged: Path, folder: Path, h
 
 
 def stage_adapter(model: Path, adapter: Path, folder: Path) -> int:
-    """Write the adapter to `folder` with the names of the model's files; return how many output weights it has."""
+    """Write the adapter to `folder` with the names of the model's files; return the number of weights in its B
+    matrices.
+    """
     parts = read_parts(model, adapter)
     tensors = dict[str, Tensor]()
     for name, part in parts.items():
@@ -245,7 +250,7 @@ def stage_adapter(model: Path, adapter: Path, folder: Path) -> int:
 
 
 class _Log(logging.Handler):
-    """Takes the script's log: each line is a sign of life, errors are its reasons."""
+    """A handler of the script's log: each line counts as a heartbeat; errors are collected as reasons."""
 
     def __init__(self, heartbeat: Heartbeat):
         super().__init__()
@@ -258,8 +263,9 @@ class _Log(logging.Handler):
 
 
 def _run_script(task: WriteGguf, script: str, arguments: list[str], staged: Path, heartbeat: Heartbeat) -> None:
-    """Run one of llama.cpp's scripts here. Raises UsageError with its reason, ModuleNotFoundError, MemoryError, and
-    OSError for the disk."""
+    """Run one of llama.cpp's scripts in this process. Raises UsageError with the script's reason, ModuleNotFoundError,
+    MemoryError, and OSError for the disk.
+    """
     log, root = _Log(heartbeat), logging.getLogger()
     root.addHandler(log)
     root.setLevel(logging.INFO)
@@ -286,9 +292,9 @@ def _run_script(task: WriteGguf, script: str, arguments: list[str], staged: Path
 
 
 def _end_context_with_window(file: Path, config: Mapping[str, Any]) -> None:
-    """Let the context end with the window of attention where llama.cpp would attend beyond it.
+    """Limit the context to the attention window for models in which llama.cpp would attend beyond it.
 
-    Of Phi-3 it reads the window and does not use it (its src/models/phi3.cpp: "currently disabled").
+    llama.cpp reads Phi-3's window but does not use it (its src/models/phi3.cpp: "currently disabled").
     """
     settings = read_header(file).settings
     name, window, kinds = settings["general.architecture"], config.get("sliding_window"), config.get("layer_types")
