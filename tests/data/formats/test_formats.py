@@ -35,6 +35,7 @@ SAMPLES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".e
 # Who answers in the samples in which people speak.
 ANSWERS = {
     **{"discord.json": "ben", "github-issues.json": "ben", "github-rest.json": "ben", "slack.json": "Ben"},
+    **{"discord--days.json": "ben", "telegram--days.json": "Ben"},
     **{"discord--only-a-file.json": "ben", "slack--only-a-file.json": "Ben"},
     **{"mail.mbox": "desk@example.org", "mail--threads.mbox": "desk@example.org"},
 }
@@ -71,7 +72,7 @@ def row_of(raw: Any, columns: dict[str, str]) -> dict[str, Any]:
 
 
 def forget_formats() -> None:
-    for cached in (formats.all_formats, formats.formats_with, formats._of_kind, formats._batch_mark):
+    for cached in (formats.all_formats, formats.formats_with, formats._of_kind, formats._of_days, formats._batch_mark):
         cached.cache_clear()
 
 
@@ -188,6 +189,7 @@ def test_the_example_of_the_page_is_a_users_format(own_formats: Path) -> None:
         (("[our-desk]", "[messages]"), "two formats are called 'messages'"),
         (('skip = "internal"', 'refuse = { bad = "x" }'), "there is no reason 'bad'"),
         (("[our-desk]", "our-desk = 1\n[x]"), "'our-desk' is not a format"),
+        (('skip = "internal"', 'day = "@"'), "has a day without a mark or a column of turns"),
     ],
 )
 def test_a_wrong_file_of_formats_is_named(change: tuple[str, str], words: str, own_formats: Path) -> None:

@@ -143,10 +143,17 @@ def rows_of_file(name: str, path: str, lines: Lines) -> Iterator[PlacedRow]:
 
 
 @cache
+def _of_days() -> tuple[Format, ...]:
+    """Return the formats whose records hold several rows."""
+    return tuple(form for form in _of_kind(Format).values() if form.rows is not None)
+
+
+@cache
 def _batch_mark() -> re.Pattern[bytes]:
-    """Return a pattern that all records of batches match."""
-    keys = sorted({key for form in _of_kind(Batch).values() for need in form.needs for key in need.split("|")})
-    return re.compile(b'"(?:%s)"' % "|".join(map(re.escape, keys)).encode())
+    """Return a pattern that all records match which hold rows."""
+    keys = {key for form in _of_kind(Batch).values() for need in form.needs for key in need.split("|")}
+    keys |= {form.mark for form in _of_days()}
+    return re.compile(b'"(?:%s)"' % "|".join(map(re.escape, sorted(keys))).encode())
 
 
 def rows_inside(payload: bytes) -> list[bytes] | None:
@@ -158,10 +165,11 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         record = json.loads(payload)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or "messages" in record:
+    if not isinstance(record, dict):
         return None
-    batches = (batch for batch in _of_kind(Batch).values() if has_needs(batch.needs, record))
-    found = ([json.dumps(row).encode() for row in batch.rows(record)] for batch in batches)
+    holders: list[Batch | Format] = [*_of_days()] if "messages" in record else [*_of_days(), *_of_kind(Batch).values()]
+    fitting = (form.rows for form in holders if form.rows is not None and has_needs(form.needs, record))
+    found = ([json.dumps(row).encode() for row in rows(record)] for rows in fitting)
     return next((rows for rows in found if rows), None)
 
 

@@ -3,19 +3,20 @@ of `Spec`; their paths are JMESPath, over a record whose names are in snake_case
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
 
 from hivetune.config import refusal_text
-from hivetune.data.columns import as_position, plain_row
+from hivetune.data.columns import OWN_ID, as_position, plain_row
 from hivetune.data.pieces.answers import Answer, call_of, is_response, read_answer
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Log
 from hivetune.data.pieces.rendered import has_marks, rendered_turns
 from hivetune.data.pieces.sessions import ASSISTANT, SESSION, TableTurn, read_session, table_rows, without_markup
 from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_tools, read_turns, with_system
-from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, has_needs, objects, parsed, text_of
+from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, has_needs, listed, objects, parsed, text_of
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.errors import UsageError
 from hivetune.records import Message, Role
@@ -24,7 +25,8 @@ _WHO, _SPOKEN = frozenset(("role", "from")), frozenset(("content", "value", "par
 _OF_TABLE_TURNS = ("speaker", "role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 # Where desks and chats keep what is no text.
 _FILES = ("attachments", "embeds", "file", "files", "photo", "poll", "stickers")
-_OF_TURNS = frozenset(("role", "speaker", "weight", "skip", "thread", "position"))
+_OF_TURNS = frozenset(("role", "speaker", "weight", "skip", "thread", "position", "day"))
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _NOWHERE = Path("", lambda value: None, frozenset())
 
 
@@ -61,6 +63,10 @@ class Spec(BaseModel):
     messages: _Path = _NOWHERE
     thread: _Path = _NOWHERE
     position: _Path = _NOWHERE
+    # The time of a turn, in ISO 8601: the turns of each day are a row. `mark`: a name that each such record has
+    # somewhere and few others have; it and `needs` are then names as the file spells them.
+    day: _Path = _NOWHERE
+    mark: str = ""
     # Of each turn: its role under our names or by `roles`, or who speaks; `skip` is true for what is no turn, and
     # `weight` false for what is read and not learned.
     role: _Path = _NOWHERE
@@ -115,13 +121,38 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
     paths = [value for value in values if isinstance(value, Path)] + [*spec.prompt, *spec.refuse.values()]
     heads = frozenset().union(*(path.heads for path in paths if not path.one_of))
     one_of = tuple(path.one_of for path in paths if path.one_of)
-    return Format(name, lambda row: _read(name, spec, row), spec.needs, heads | {*spec.reads}, one_of, spec.table)
+    form = Format(name, lambda row: _read(name, spec, row), spec.needs, heads | {*spec.reads}, one_of, spec.table)
+    if not spec.has("day"):
+        return form
+    if len(spec.messages.heads) != 1 or not spec.mark:
+        hint = "messages: a path that begins at one column; mark: a name that few other records hold"
+        raise UsageError(f"{source}: the format {name!r} has a day without a mark or a column of turns", hint=hint)
+    return form._replace(rows=lambda record: _days(spec, record), mark=spec.mark)
 
 
 def _rows(spec: Spec, record: Row) -> Iterator[Row]:
     if not spec.has("when") or spec.when.find(record):
         shared = {column: value for column, path in spec.shared.items() if (value := path.find(record)) is not None}
         yield from ({**shared, **row} for row in objects(spec.rows.find(record)) or ())
+
+
+def _days(spec: Spec, record: Row) -> Iterator[Row]:
+    """Yield the record with the turns of each day. The day is that of the time as it is written; a turn without a time
+    is of the day before it.
+    """
+    (column,) = spec.messages.heads
+    if spec.has("when") and not spec.when.find(record):
+        return
+    days: dict[str, list[Any]] = {}
+    day = ""
+    for turn in listed(record.get(column)):
+        time = _DATE.match(str(spec.day.find(turn)))
+        day = time[0] if time else day
+        days.setdefault(day, []).append(turn)
+    # The id is that of the whole chat, and rows with one id are one.
+    chat = {key: value for key, value in record.items() if key not in OWN_ID}
+    rows = ({**chat, column: turns} for turns in days.values())
+    yield from (row for row in rows if spec.messages.find(row))  # none for a day with notes of the program alone
 
 
 def _table_turn(spec: Spec, event: Row) -> TableTurn | None:

@@ -39,7 +39,8 @@ class Format(NamedTuple):
     `needs`: the columns that a record must have before it is read; `a|b` means one of the two. `reads`: the columns
     that are read, or that the format gives a meaning; others are listed as not read. `one_of`: columns of which the
     first with a value is read. `table`: the format is no more than names of columns, so that a column that is not read
-    may hold a part of the question.
+    may hold a part of the question. `rows` yields the rows of a record that holds several of this format; its text
+    has the name `mark`.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Format(NamedTuple):
     reads: frozenset[str] = frozenset()
     one_of: tuple[tuple[str, ...], ...] = ()
     table: bool = False
+    rows: Callable[[Row], Iterable[Row]] | None = None
+    mark: str = ""
 
 
 class Batch(NamedTuple):
