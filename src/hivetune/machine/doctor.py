@@ -31,7 +31,7 @@ NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", "localhost", "
 
 
 def check_device(device: str, environment: Mapping[str, str] | None = None) -> MachineFinding | None:
-    """Run the self-test of a device in a child with these variables. Return the finding, None where all is right."""
+    """Run the self-test of a device in a child with these variables. Return the finding, None if the device passed."""
     command = [sys.executable, "-m", PROGRAM, device]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
@@ -55,7 +55,7 @@ def check_device(device: str, environment: Mapping[str, str] | None = None) -> M
 
 
 def failed_devices(found: Look, progress: Progress = silent) -> list[MachineFinding]:
-    """Test each device in the environment that a worker gets. Return the findings of those that failed."""
+    """Test each device in the environment of a worker. Return the findings of those that failed."""
     changes = {variable.name: variable.value for variable in advised_variables(found, keep_set=True)}
     wanted = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
     environment = {name: value for name, value in wanted.items() if changes.get(name, value) is not None}

@@ -30,7 +30,7 @@ Patterns = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact about machines; `more` has the keys of its kind."""
+    """One fact about machines. `more`: the additional keys of its kind."""
 
     id: str
     says: str
@@ -54,7 +54,7 @@ def alternatives(when: Patterns) -> Sequence[Mapping[str, Any]]:
 
 
 def matching(when: Patterns, observed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first alternative whose patterns all match the observations, empty if none does."""
+    """Return the first alternative of `when` whose patterns all match the observations; {} if none does."""
     for patterns in alternatives(when):
         wanted = {name: pattern for name, pattern in patterns.items() if name != "fix"}
         if all(observed.get(name) is not None and _fits(pattern, observed[name]) for name, pattern in wanted.items()):
@@ -133,9 +133,10 @@ class Install:
 
 
 def choose_install(facts_of_cards: Sequence[Mapping[str, Any]], python: str) -> Install | None:
-    """Return the install for the first known card, or for the processor; None if there are only unknown cards.
+    """Return the install for the first known card, or for the processor if there is no card; None if all cards are
+    unknown.
 
-    `facts_of_cards` has the observations of each card: its vendor, and gfx or capability.
+    `facts_of_cards`: the observations of each card: its vendor, and gfx or capability.
     """
     for card_facts in [*facts_of_cards] or [{"vendor": "none"}]:
         for fact in facts("install"):

@@ -53,7 +53,7 @@ def of_card(look: Look, seen: SeenCard) -> dict[str, Any]:
 
 
 def _as_gfx(version: str) -> str:
-    """Return gfx1030 for 10.3.0, and "" for what the runtime can't parse either (it reads three numbers)."""
+    """Return gfx1030 for 10.3.0; "" for a text that the runtime can't parse either, since it needs three numbers."""
     parts = version.split(".")
     return gfx_name(*(int(part) for part in parts)) if len(parts) == 3 and all(p.isdecimal() for p in parts) else ""
 
@@ -85,7 +85,7 @@ class Judgement:
 
 
 def judge_machine(look: Look, dtype: str = "auto") -> Judgement:
-    """Return the findings of the knowledge files about this machine, for a run with the setting `dtype`."""
+    """Return the findings of the knowledge files that apply to this machine, for a run with the setting `dtype`."""
     whole = {**look.observed, "dtype": dtype}
     seen = [(card, {**of_card(look, card), "dtype": dtype}) for card in candidate_cards(look)]
     chosen = choose_install([observed for _, observed in seen], look.observed["python"])
@@ -127,14 +127,15 @@ def worst_first(findings: Iterable[MachineFinding]) -> tuple[MachineFinding, ...
 
 
 def llama_build_problem(look: Look) -> str:
-    """Return in words, with the command, that llama.cpp here is a processor's build beside a card; empty if it is
-    none."""
+    """Return, in words and with the command to fix it, that llama.cpp here is built for the processor although there is
+    a card; "" otherwise.
+    """
     found = (each for each in judge_machine(look).findings if each.id == "llama-cpp-without-card")
     return next((f"{each.title}; for the other build: {each.fix}" for each in found), "")
 
 
 def visible_cards(look: Look) -> dict[str, str]:
-    """Return the variables that leave a worker the cards that it should use; none where those are all there are."""
+    """Return the environment variables that limit a worker to the cards it should use; {} if it should use all."""
     fatal = [f for f in facts("finding") if f.more["severity"] == "fatal" and not is_met(f.when, look.observed)]
     cards = [(card, of_card(look, card)) for card in candidate_cards(look)]
     good = [card.card for card, observed in cards if not any(is_met(fact.when, observed) for fact in fatal)]

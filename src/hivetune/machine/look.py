@@ -269,7 +269,7 @@ def _of_variables(variables: Mapping[str, str], cards: Sequence[Card]) -> dict[s
 
 
 def _hides(name: str, value: str, cards: Sequence[Card]) -> bool:
-    """Return whether a variable hides every card, or names a card number that does not exist; UUIDs are ignored."""
+    """Return whether a variable hides every card, or names a card number that does not exist; UUIDs are not checked."""
     counts = {kind: sum(card.kind == kind for card in cards) for kind in ("rocm", "cuda")}
     count = counts["cuda"] if name.startswith("CUDA") and counts["cuda"] else counts["rocm"]
     numbers = [part.strip() for part in value.split(",")]

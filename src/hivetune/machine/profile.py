@@ -1,4 +1,4 @@
-"""The profile of a machine: what later runs here may know from earlier ones, kept per fingerprint.
+"""The profile of a machine: measurements of earlier runs for later ones, kept per fingerprint.
 
 Nothing in it decides a number that training computes with. Another driver, card, torch or core count has another
 fingerprint, so a profile is never stale.

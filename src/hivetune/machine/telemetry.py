@@ -64,7 +64,7 @@ OF_PROCESS = re.compile(
 
 
 class KernelLog:
-    """The kernel's log from now on."""
+    """The new lines of the kernel's log since this object was made."""
 
     def __init__(self, root: Path = Path("/")):
         self._handle: int | None = None
@@ -105,5 +105,5 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def settle_kernel(seconds: float = 0.05) -> None:
-    """Wait until the kernel has written its lines, which it does just after a death."""
+    """Wait until the kernel has written its lines about a death, which takes a moment."""
     time.sleep(seconds)

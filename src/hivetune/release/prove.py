@@ -174,8 +174,8 @@ def _effect(aligned: Sequence[Sequence[_TokenScores]]) -> tuple[float | None, fl
 def score_passages(
     backend: Backend, passages: Sequence[Passage], *, slots: int = 1, adapter: int | None = None
 ) -> tuple[list[list[Any]], int]:
-    """Return the scores at each place of each passage, and the number of passages in which the answer's end was the
-    likeliest token at the last place.
+    """Return the scores at each place of each passage, and the number of passages whose last forced token ended the
+    answer.
 
     `slots`: of the server. `adapter`: the only adapter that is applied, None for no adapter. Raises HivetuneError if
     the server is gone or reports no scores.

@@ -99,7 +99,7 @@ def commit_within(run: Path, step: int, files: Files) -> Path:
 
 
 def problems_of(folder: Path) -> list[str]:
-    """Return the problems of a checkpoint folder in words, after hashing every byte."""
+    """Return the problems of a checkpoint folder in words, after hashing every byte; an empty list if it is intact."""
     problems = manifest_problems(folder)
     if not problems:
         manifest = read_json(folder / MANIFEST)
@@ -111,7 +111,7 @@ def problems_of(folder: Path) -> list[str]:
 
 
 def newest_good(run: Path, *, at_most: int | None = None) -> Newest:
-    """Return the newest intact checkpoint; damaged newer ones are named."""
+    """Return the newest intact checkpoint up to step `at_most`, with the names of damaged newer ones."""
     damaged: dict[int, str] = {}
     for step in reversed(steps(run)):
         if at_most is None or step <= at_most:
@@ -177,7 +177,7 @@ def _looks_whole(folder: Path) -> bool:
 
 
 def _best_step(folder: Path) -> int | None:
-    """Return the best step that state.json names, or None; it has `best`: {"step", ..} or null."""
+    """Return the step of the best checkpoint from `best` in state.json, or None if it is null or unreadable."""
     try:
         best = read_json(folder / STATE)["best"]
         return None if best is None else int(best["step"])

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices of a run; None: the engine's default. A recovery's changes have the same form."""
+    """The choices of a run; None means the engine's default. A recovery's changes have the same form."""
 
     device: str | None = None
     dtype: str | None = None

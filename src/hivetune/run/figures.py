@@ -46,8 +46,9 @@ class RunPoint:
 
 @dataclass(frozen=True)
 class Figures:
-    """All that is told of a run. `id` distinguishes it from another run of the same name. `settings`: dotted names and
-    values. `outcome`: status, verdict and measures in words."""
+    """The content of a run's report. `id` distinguishes the run from another one of the same name. `settings`: dotted
+    names and values. `outcome`: status, verdict and measures in words.
+    """
 
     id: str
     name: str
@@ -58,7 +59,9 @@ class Figures:
 
 
 def point_of(entry: Mapping[str, Any]) -> RunPoint | None:
-    """Return the point of a line. None for another event, and for a step without a loss (it had lost all its rows)."""
+    """Return the point of a line; None for another event, and for a step without a loss (all its rows had been
+    removed).
+    """
     kind = entry["event"]
     if kind not in _NAMES or entry.get("loss") is None:
         return None
@@ -96,7 +99,7 @@ def flat_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def missing_tools(targets: Sequence[str]) -> list[str]:
-    """Return, in words, which packages of `targets` are not installed."""
+    """Return a sentence for each of the `targets` whose package is not installed."""
     return [
         f"nothing is reported to {target}: its package is not installed ({install_command(target)})"
         for target in dict.fromkeys(targets)
@@ -123,7 +126,7 @@ def report(run: Path, targets: Sequence[str]) -> list[str]:
 
 
 def to_mlflow(figures: Figures) -> None:
-    """Write the MLflow run anew. Its place is $MLFLOW_TRACKING_URI, else SQLite in the home."""
+    """Write the MLflow run, replacing an earlier one, to $MLFLOW_TRACKING_URI, or to SQLite in the home."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
     from mlflow import MlflowClient
@@ -161,7 +164,7 @@ def to_mlflow(figures: Figures) -> None:
 
 
 def to_trackio(figures: Figures) -> None:
-    """Write the trackio run anew, in $TRACKIO_DIR or the home."""
+    """Write the trackio run, replacing an earlier one, to $TRACKIO_DIR or the home."""
     folder = os.environ.setdefault("TRACKIO_DIR", str(home() / "trackio"))  # read when trackio is imported
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     make_folder(Path(folder))
@@ -182,7 +185,7 @@ def to_trackio(figures: Figures) -> None:
 
 
 def to_wandb(figures: Figures) -> None:
-    """Write a W&B run for `wandb sync` anew, offline, in $WANDB_DIR or the home."""
+    """Write an offline W&B run for `wandb sync`, replacing an earlier one, to $WANDB_DIR or the home."""
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     import wandb
 

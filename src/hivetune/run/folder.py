@@ -73,8 +73,9 @@ def write_record(run: Path, record: dict[str, Any]) -> None:
 
 
 def refuse_copied_home(run: Path, command: str) -> None:
-    """Raise UsageError for a run outside of this home that another home has trained: this home is a copy of it, and
-    both name the same folder. `command` is what to run there."""
+    """Raise UsageError for a run outside of this home that another home has trained: this home is then a copy, and both
+    refer to the same folder. `command`: the command for the message.
+    """
     theirs = read_document(run / RECORD).get("home")
     if theirs not in (None, str(home())) and Path(theirs).is_dir():
         raise UsageError(
@@ -114,7 +115,9 @@ def has_adapter(folder: Path) -> bool:
 
 
 def adapter_problems(folder: Path) -> list[str]:
-    """Return the differences of the adapter's files from the folder's manifest; none without a manifest."""
+    """Return the differences between the adapter's files and the folder's manifest; an empty list without a
+    manifest.
+    """
     return problems_of_files(folder, (ADAPTER, ADAPTER_CONFIG))
 
 

@@ -24,10 +24,10 @@ CLIENT_SHARE = 1 / 3
 def decide_rows(
     work: Work, data: DataConfig, frozen: Collection[int], learn: LearnConfig, set_aside: Collection[str]
 ) -> dict[str, Any]:
-    """Give every row its fate, and return what the report says of it: `groups`, `synthetic` and `learn`.
+    """Decide the fate of every row; return the report's parts `groups`, `synthetic` and `learn`.
 
-    `frozen` has the hashes of questions that are never trained (data/frozen.py), `set_aside` the ids of the
-    interactions that a person keeps out.
+    `frozen`: hashes of questions that are never trained (data/frozen.py). `set_aside`: ids of the interactions that a
+    person keeps out.
     """
     _drop_equal(work)
     _drop_beginnings(work)
@@ -56,7 +56,7 @@ def decide_rows(
 
 
 def _drop_equal(work: Work) -> None:
-    """Drop exact duplicates: of equal rows the oldest one is kept, without times the first."""
+    """Drop exact duplicates. The oldest of equal rows is kept, or the first if they have no times."""
     work.database.execute(
         "UPDATE rows SET fate = 'duplicate', stays = equal.first FROM ("
         " SELECT n, first_value(n) OVER (PARTITION BY hash64 ORDER BY time IS NULL, time, n) AS first"
@@ -77,8 +77,8 @@ def _drop_beginnings(work: Work) -> None:
 
 
 def _drop_near(work: Work, threshold: float) -> Iterator[tuple[int, int]]:
-    """Drop near copies with nearly the same answer, the oldest row stays; without times the longest. Return pairs of
-    rows that ask nearly the same.
+    """Drop near copies with nearly the same answer: the oldest row is kept, or the longest if they have no times.
+    Return pairs of rows that ask nearly the same.
     """
     order, numbers = array("I"), array("I")  # indices of the sketches, and rows
     query = (
@@ -108,7 +108,7 @@ def _drop_near(work: Work, threshold: float) -> Iterator[tuple[int, int]]:
 
 
 def _set_aside_behind(work: Work, condition: str, allowed: int, reason: str) -> None:
-    """Keep the first `allowed` of the rows that meet a condition, and set the others aside."""
+    """Set aside the rows that meet a condition, except the first `allowed` of them."""
     # Drawn by content, so that equal rows in another order give the same snapshot.
     work.database.execute(
         f"UPDATE rows SET fate = ? WHERE n IN (SELECT n FROM rows WHERE {condition}"
@@ -118,7 +118,9 @@ def _set_aside_behind(work: Work, condition: str, allowed: int, reason: str) -> 
 
 
 def _cap_synthetic(work: Work) -> dict[str, int]:
-    """Set aside synthetic rows above SYNTHETIC_SHARE of the usable rows. Without other rows keep all."""
+    """Set aside synthetic rows above SYNTHETIC_SHARE of the usable rows, or none if all rows are synthetic. Return the
+    report's counts.
+    """
     made = "fate = 'train' AND maker IS NOT NULL"
     synthetic = work.one(f"SELECT count(*) FROM rows WHERE {made}")
     others = work.one("SELECT count(*) FROM rows WHERE fate = 'train'") - synthetic

@@ -29,8 +29,9 @@ BAD_MARK = 0x5F0BAD5F0BAD5F0B  # makes the hash of a bad answer differ from the 
 
 
 class RowSettings(NamedTuple):
-    """The settings that the examination of a row depends on. `learn` are the kinds of lessons, `forgotten` is as in
-    hive.db."""
+    """The settings that the examination of a row depends on. `learn`: the kinds of lessons. `forgotten`: the entries of
+    that table in hive.db.
+    """
 
     data: DataConfig
     learn: Sequence[str]
@@ -40,9 +41,9 @@ class RowSettings(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """The result of one row: its columns of `rows` and of `bodies` (work.py), the hashes of the lessons before its last
-    one, and for the search for near copies its sketch (near.py) and its lesson, both empty without one. A refused row
-    has only some of the first.
+    """The result of one row: its columns of `rows` and of `bodies` (work.py), the hashes of its lessons but the last,
+    and its sketch (near.py) and lesson for the search for near copies, both empty if it has none. A refused row has
+    only some of the columns.
     """
 
     row: dict[str, Any]
@@ -53,7 +54,7 @@ class Examined(NamedTuple):
 
 
 class TooLong(RowRefused):
-    """The refusal of a row with more tokens than max_length. `length` counts them, for the histogram."""
+    """The refusal of a row with more tokens than max_length. `length`: its number of tokens, for the histogram."""
 
     def __init__(self, length: int, limit: int):
         remedy = "raise it, or divide conversations: --set data.on_overlong=split"
@@ -80,7 +81,7 @@ class Examiner:
         return list(rows)
 
     def _read(self, raw: RawRow) -> ExaminedRow:
-        """Return the row as an Example that passed the checks."""
+        """Return the row as an Example, after its checks."""
         forgotten = self._settings.forgotten
         name = raw.source.rpartition(":")[0]
         try:
@@ -100,7 +101,7 @@ class Examiner:
         return row
 
     def _clean(self, row: ExaminedRow) -> ExaminedRow:
-        """Redact secrets and personal data, apply the policies, and add the system prompt."""
+        """Return the row with secrets and personal data redacted, the policies applied and the system prompt added."""
         settings = self._settings
         example, notes = apply_policy(row.example, settings.data.on_private)
         example = _apply_policies(replace(example, id=content_id(example.messages, example.tools)), settings)
@@ -114,7 +115,7 @@ class Examiner:
         return row
 
     def _render(self, row: ExaminedRow) -> ExaminedRow:
-        """Render the row as tokens, if there is a model."""
+        """Return the row with its tokens, if there is a model."""
         example, more, row.worse = self._with_worse(row.example)
         row.notes += more
         changed = [*row.changed, *(reason for reason, _ in row.notes)]
@@ -133,7 +134,9 @@ class Examiner:
         return row
 
     def _with_worse(self, example: Example) -> tuple[Example, tuple[Note, ...], Rendered | None]:
-        """Return the row, notes and rendered worse answer; without the worse answer if it can't be used."""
+        """Return the row, notes and the rendered worse answer; None, and the row without its worse answer, if that
+        can't be used.
+        """
         if example.worse is None:
             return example, (), None
         if is_small_edit(example.messages[-1], example.worse):
@@ -259,7 +262,7 @@ class Examiner:
 
 
 def _run(stage: Callable[[Any], Any], row: Any) -> Any:
-    """Return the result of a stage, or, for a refused row, the fields known so far."""
+    """Return the result of a stage; for a refused row the fields known so far."""
     if isinstance(row, Examined):
         return row
     try:
@@ -303,7 +306,7 @@ def _apply_policies(example: Example, settings: RowSettings) -> Example:
 
 
 def is_approved(example: Example) -> bool:
-    """Return whether the answer was called good: by its success, a rating, or as the better one of two."""
+    """Return whether the answer was rated good: by its success, a rating, or as the better one of two."""
     liked = example.feedback is not None and example.feedback > 0
     return example.success is True or liked or example.lesson in ("correction", "pair")
 

@@ -16,8 +16,9 @@ QUOTA_PER_CLIENT = 100  # bad rows of one client or user: with more, one person 
 
 
 class Candidate(NamedTuple):
-    """A row with a bad answer, `worse`. `better`: the answer that the row itself calls better; None if the bad one is
-    the row's own. `holder`: the row with the better answer, itself or an equal row; `trained`: it is on the train side.
+    """A row with a bad answer, `worse`. `better`: the answer that the row itself marks as better; None if the bad one
+    is the row's own. `holder`: the row with the better answer, itself or an equal row. `trained`: whether the row is in
+    the train split.
     """
 
     row: int
@@ -94,8 +95,8 @@ def _candidates(database: sqlite3.Connection) -> list[Candidate]:
 
 
 def _contradictory(database: sqlite3.Connection, candidates: Sequence[Candidate]) -> set[int]:
-    """Return rows that call one answer good and bad: both of them. Pairs contradict each other only when they are
-    reversed.
+    """Return the rows whose answer is rated good in one row and bad in another: both of them. Pairs contradict each
+    other only if they are reversed.
     """
     pairs = {(one.better, one.worse) for one in candidates}
     rows = {one.row for one in candidates if (one.worse, one.better) in pairs}

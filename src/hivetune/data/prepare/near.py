@@ -28,8 +28,8 @@ NONE = (1 << 32) - 1
 
 
 class Pair(NamedTuple):
-    """Two rows that ask nearly the same, by their places in an order: `other` comes first. `share`: the lower
-    similarity of question and answer, None unless both are at least the threshold.
+    """Two rows that ask nearly the same, by their positions in an order: `other` comes first. `share`: the lower
+    similarity of question and answer (0 to 1), None unless both reach the threshold.
     """
 
     row: int
@@ -39,8 +39,8 @@ class Pair(NamedTuple):
 
 @cache
 def bands_for(similarity: float) -> tuple[int, int]:
-    """Return (bands, values of each): the longest bands of which rows with this similarity share one with probability
-    FOUND. Fewer rows share a longer one by chance.
+    """Return (number of bands, values in each): the longest bands of which rows with this similarity share one with
+    probability FOUND. Longer bands have fewer chance matches.
     """
     for values in range(NUM_PERM, 0, -1):
         for bands in range(1, NUM_PERM // values + 1):
@@ -66,8 +66,8 @@ def _keys(triples: Sequence[Triple], bands: int, values: int) -> list[int]:
 
 
 class Groups:
-    """Sets of rows that belong together, each named by its first row, its root. `weights` are what each row counts in
-    the size of its set, 1 without them.
+    """Sets of rows that belong together, each named by its first row, its root. `weights`: what each row adds to the
+    size of its set, 1 by default.
     """
 
     # Union-find with halved paths: almost linear, and two integers a row.
@@ -77,7 +77,7 @@ class Groups:
         self._sizes = array("I", iter(weights)) if weights is not None else array("I", [1]) * num_rows
 
     def join(self, one: int, other: int, most: int | None = None) -> bool:
-        """Join the sets of two rows; return False if the joined set would count more than `most`."""
+        """Join the sets of two rows; return False if the joined set would be larger than `most`."""
         one, other = sorted((self.root(one), self.root(other)))
         if one == other:
             return True
@@ -151,8 +151,8 @@ def _of_band(sketches: BinaryIO, band: int, num_keys: int) -> "array[int]":
 
 
 def dropped(copies: Iterable[Pair]) -> Iterator[Pair]:
-    """Yield a pair for each row to drop, with the row that stays instead: a row is dropped if a row that stays is its
-    copy. `copies` are pairs with a share, in order.
+    """Yield a pair for each row to drop, with the kept row of which it is a copy. `copies`: pairs with a share, in
+    order.
     """
     gone: set[int] = set()
     for pair in copies:  # the better row of a pair was decided before it
@@ -162,7 +162,7 @@ def dropped(copies: Iterable[Pair]) -> Iterator[Pair]:
 
 
 def _candidates(keys: "array[int]") -> Iterator[tuple[int, int]]:
-    """Yield each position with the first and the last one before it that have the same key, unless it is 0."""
+    """Yield each position with the first and the last earlier position of the same key; keys of 0 are skipped."""
     # A table of chains in arrays: a dict of a million keys takes 100 MB.
     mask = (1 << max(10, len(keys).bit_length())) - 1
     heads = array("I", [NONE]) * (mask + 1)

@@ -65,10 +65,10 @@ def check(
     learn: LearnConfig = LEARN,
     progress: Progress = silent,
 ) -> Report:
-    """Return the report of the rows of `data.path`. Only the files that are asked for are kept.
+    """Return the report of the rows of `data.path`. Only the requested files are kept.
 
-    `clean` is a file for the usable rows, with a quarantine file beside it. `progress` counts lines; when all are read,
-    its total is None. Raise UsageError for missing sources, but not for bad rows: call `Report.refuse` for that.
+    `clean`: a file for the usable rows, with a quarantine file beside it. `progress` counts lines; when all are read,
+    its total is None. Raise UsageError for missing sources, but nothing for bad rows: call `Report.refuse` for that.
     """
     hint = "set TMPDIR to a folder with more room"
     with contextlib.ExitStack() as stack:
@@ -86,10 +86,10 @@ def check(
 
 
 def prepare(config: RunConfig, model_folder: Path, progress: Progress = silent) -> Snapshot:
-    """Return the snapshot of the config's rows for this model, a new one or the one that the home has.
+    """Return the snapshot of the config's rows for this model, a new one or the existing one of this home.
 
-    Raise DataRefused with the report's numbers, DoesNotFit if the disk is full, UsageError if the home's is damaged,
-    Busy if another process makes it.
+    Raise DataRefused with the report's numbers, DoesNotFit if the disk is full, UsageError if the existing snapshot is
+    damaged, Busy if another process makes it.
     """
     root = home() / "snapshots"
     root.mkdir(parents=True, exist_ok=True, mode=0o700)  # rows are private
@@ -130,10 +130,10 @@ def prepare(config: RunConfig, model_folder: Path, progress: Progress = silent) 
 def prepare_data(
     config: RunConfig, model: Path, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
 ) -> Snapshot:
-    """Return the snapshot of the config's rows, made or found.
+    """Return the snapshot of the config's rows, new or existing.
 
-    While another process makes it, `on_busy` is called, which returns after a pause; without `on_busy` raise Busy.
-    Raise DataRefused if too few rows are usable.
+    While another process makes it, `on_busy` is called repeatedly to wait; without `on_busy` raise Busy. Raise
+    DataRefused if too few rows are usable.
     """
     while True:
         try:
@@ -155,7 +155,7 @@ def refuse_without_training(data: DataConfig, trained: int) -> None:
 
 
 def _understood(data: DataConfig, spill: Path, progress: Progress) -> Understood:
-    """Return the inputs of `data.path`. No row is counted yet; `progress` hears only that work continues."""
+    """Return the inputs of `data.path`. `progress` is called without counting rows."""
     check_columns(data.columns)
 
     def report(_done: int, _total: int | None) -> None:
@@ -169,7 +169,8 @@ def _understood(data: DataConfig, spill: Path, progress: Progress) -> Understood
 @dataclass
 class _Task:
     """The inputs that determine a preparation: settings, frozen questions, rows, and the rows that a person forgot or
-    set aside."""
+    set aside.
+    """
 
     data: DataConfig
     learn: LearnConfig
@@ -217,7 +218,7 @@ class _Task:
 
 @contextlib.contextmanager
 def report_full_disk(folder: Path, hint: str) -> Iterator[None]:
-    """Raise a full disk as DoesNotFit, whether this process, SQLite or a worker met it."""
+    """Raise DoesNotFit in place of a full disk's error, whether from this process, SQLite or a worker."""
     try:
         yield
     except DoesNotFit:  # already names the disk
@@ -230,8 +231,8 @@ def report_full_disk(folder: Path, hint: str) -> Iterator[None]:
 
 
 def _refuse_changed(inputs: Inputs) -> None:
-    """Raise DataRefused for a file that somebody rewrote or cut off meanwhile: some of its rows were not seen, and a
-    snapshot would be found again by the bytes that it had before.
+    """Raise DataRefused for a file that was rewritten or cut meanwhile: some of its rows were not read, and the
+    snapshot would be filed under the file's earlier bytes.
     """
     if (name := inputs.changed()) is not None:
         raise DataRefused(

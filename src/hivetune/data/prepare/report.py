@@ -48,7 +48,9 @@ class Report:
         return int(self.document["usable"])
 
     def refuse(self, max_rejected: float) -> None:
-        """Raise DataRefused unless a row is usable, at most this share is rejected, and each mapping fits a row."""
+        """Raise DataRefused if no row is usable, if more than `max_rejected` (a share, 0 to 1) is rejected, or if a
+        mapping fits no row.
+        """
         if self.rows_in == 0:
             raise DataRefused("the files contain no rows", hint="give files with one row per line")
         rejected = self.document["rejected"]
@@ -141,7 +143,7 @@ def unmatched(work: Work, data: DataConfig, row: Row) -> list[dict[str, str]]:
 
 
 def duplicate_kinds(document: Mapping[str, Any]) -> str:
-    """Return the numbers of duplicates by kind, in words."""
+    """Return the number of duplicates of each kind as text."""
     return (
         f"{document['exact_duplicates']:,} equal, {document['beginnings']:,} the beginning of a longer row, "
         f"{document['near_duplicates']:,} nearly equal"
@@ -149,7 +151,7 @@ def duplicate_kinds(document: Mapping[str, Any]) -> str:
 
 
 def _problems(work: Work) -> list[dict[str, Any]]:
-    """Return where rows are rejected or set aside, in input order."""
+    """Return reason, place and number of rows that are rejected or set aside, in input order."""
     # With min(n) SQLite takes the other columns from the row that has it.
     return _places(
         (source, reason, hint or REASONS[reason].hint, rows)
@@ -161,7 +163,9 @@ def _problems(work: Work) -> list[dict[str, Any]]:
 
 
 def _changes(work: Work) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Return the number of usable rows with each change, and where they are: redactions first, then in input order."""
+    """Return reason -> number of changed usable rows, and the places of these rows: redactions first, then in input
+    order.
+    """
     first: dict[tuple[str, str], str] = {}
     rows, counts = Counter[tuple[str, str]](), Counter[str]()
     query = f"SELECT source, changed, notes FROM rows WHERE changed IS NOT NULL AND {USABLE} ORDER BY n"
@@ -177,7 +181,7 @@ def _changes(work: Work) -> tuple[dict[str, int], list[dict[str, Any]]]:
 
 
 def _change(word: str, detail: str | None) -> tuple[str, str]:
-    """Return the reason of a change, and what to tell of it: what the format did, or what was found in the row."""
+    """Return the reason of a change, and its detail: the format's note, or the kind of find in the row."""
     if word in REWRITTEN:
         return "rewritten", REWRITTEN[word]
     return word, detail or f"{REASONS[word].meaning}; {REASONS[word].hint}"
@@ -213,7 +217,7 @@ def _by_split(work: Work, column: str) -> dict[str, dict[str, int]]:
 
 
 def _lengths(work: Work, max_length: int | None) -> dict[str, Any]:
-    """Return the lengths in tokens, without a model in characters, of all rows that could be read."""
+    """Return the distribution of lengths of all readable rows, in tokens, or in characters without a model."""
     # Rows that are too long count: `init` sets max_length by these figures.
     counts = dict(work.all("SELECT length, count(*) FROM rows WHERE length NOT NULL GROUP BY length ORDER BY length"))
     above = sum(count for length, count in counts.items() if length > max_length) if max_length else 0
@@ -230,7 +234,9 @@ def _lengths(work: Work, max_length: int | None) -> dict[str, Any]:
 
 
 def _quantile(counts: Mapping[int, int], share: float) -> int:
-    """Return the smallest length that at least `share` of the rows do not exceed. `counts` ascend by length."""
+    """Return the smallest length that at least `share` (0 to 1) of the rows do not exceed. `counts` ascend by
+    length.
+    """
     needed, num_rows = share * sum(counts.values()), 0
     for length, count in counts.items():
         num_rows += count

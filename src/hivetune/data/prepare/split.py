@@ -76,7 +76,7 @@ def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -
 
 
 def _missed(total: int, held: Sequence[int], wanted: Iterable[tuple[int, float]]) -> list[str]:
-    """Return a sentence for each split that misses its share, or one if nothing at all is held out."""
+    """Return a sentence for each split that misses its share, or a single one if nothing is held out."""
     if held[SPLITS.index("train")] == total > 0 and any(rows for _, rows in wanted):
         return [
             f"none of {total:,} rows is held out, so nothing can be judged (a row, or a session, is on one side: "
@@ -109,7 +109,9 @@ def _equal(work: Work, column: str, most: int, broken: set[int]) -> Iterator[tup
 
 
 def _anchors(work: Work, root: "array[int]") -> "array[int]":
-    """Return for each group the hash that decides its side: of its oldest row, without times the smallest hash."""
+    """Return for each group the hash that decides its side: that of its oldest row, or the smallest hash if rows have
+    no times.
+    """
     # Rows that come later are newer, so they join the side of the rows that were there.
     times = array("d", [float("inf")]) * len(root)
     anchors = array("Q", [SCALE - 1]) * len(root)
@@ -124,7 +126,7 @@ def _anchors(work: Work, root: "array[int]") -> "array[int]":
 
 
 def _wanted(total: int, data: DataConfig) -> tuple[tuple[int, float], ...]:
-    """Return the held-out splits, each an index into SPLITS with the number of rows that it should hold."""
+    """Return the held-out splits, each as (index into SPLITS, number of rows that it should have)."""
     return (SPLITS.index("validation"), data.validation * total), (SPLITS.index("test"), data.test * total)
 
 
@@ -163,5 +165,5 @@ def _rows_of(groups: Sequence[int], side: Sequence[int], sizes: Sequence[int]) -
 
 
 def _misses(found: int, wanted: float) -> bool:
-    """Return whether a split misses its share by more than SHARE_FACTOR, and by more than one row."""
+    """Return whether a split misses its share by more than SHARE_FACTOR and by more than one row."""
     return abs(found - wanted) > 1 and not wanted / SHARE_FACTOR <= found <= wanted * SHARE_FACTOR

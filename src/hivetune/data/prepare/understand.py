@@ -1,5 +1,5 @@
-"""How each file is read, by a sample of its rows: its format, which columns were read, which were not, and what a file
-of no named format may mean.
+"""The way each file is read, found from a sample of its rows: its format, the columns that were read and those that
+were not, and a possible mapping for a file of no named format.
 """
 
 import contextlib
@@ -71,8 +71,8 @@ _NO_TEXTS = FACTS - {*CATEGORY} | {*SYSTEM}  # a category may be the answer
 
 @dataclass(frozen=True)
 class Understood:
-    """The inputs with what their first rows told (data/raw.py), and what the report says of each file: its `formats`
-    with their columns, and the suggested mapping of one that is mostly unread. `first_row`: of all files.
+    """The inputs with the findings from their first rows (data/raw.py), and the report's entries for each file:
+    `formats` with their columns, and the suggested mapping if most of the file is unread. `first_row`: of all files.
     """
 
     inputs: Inputs
@@ -82,7 +82,7 @@ class Understood:
 
 
 class _Sampled(NamedTuple):
-    """A row that was read: its columns, its format, its turns, and the columns that were not read."""
+    """A row that was read: its columns, its format, its turns, and its unread columns."""
 
     row: Row
     layout: str
@@ -125,7 +125,7 @@ def understand(
 
 
 def rows_of_files(paths: str | Sequence[str], columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RawRow]:
-    """Yield every row of these files as `check` finds them. Raise as `plan_inputs` does."""
+    """Yield every row of these files in the way `check` reads them. Raise as `plan_inputs`."""
     with scratch_folder() as spill:
         yield from understand(plan_inputs(paths, spill), columns).inputs.rows()
 
@@ -141,7 +141,7 @@ def example_of(raw: RawRow) -> Example:
 def suggested_for(
     paths: str | Sequence[str], encoding: str | None, progress: Progress = silent
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the mapping that is suggested for each of these files, and the files that are read without one."""
+    """Return file -> suggested mapping, and the list of files that need none."""
     with scratch_folder() as spill:
         found = understand(plan_inputs(paths, spill, encoding=encoding, progress=progress), progress=progress)
     read = [name for name, kinds in found.formats.items() if kinds and name not in found.unclear]
@@ -176,7 +176,7 @@ def _sample(source: Source, columns: Mapping[str, str]) -> tuple[list[Row], list
 
 
 def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
-    """Return the columns of a row that have a value, were not read and are not facts about it."""
+    """Return the columns of a row that have a value but were not read and are not facts about the row."""
     form = format_named(layout)
     # Rows that were made of a file's lines have the columns of no line.
     if SESSION in row or not (form or maps_content(columns)):
@@ -191,8 +191,8 @@ def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
 
 
 def _why_refused(rows: Sequence[_Sampled], columns: Mapping[str, str], ignore: Sequence[str]) -> str:
-    """Return why the tables of a file are refused, empty if they are not: with columns that are not read, equal prompts
-    have different answers, or one of these columns holds sentences.
+    """Return the reason why the tables of a file are refused, "" if they are not. A table with unread columns is
+    refused if equal prompts have different answers, or if one of these columns holds sentences.
     """
     # A named format says which columns it reads; the names of a table's columns are all that is known of it.
     tables = [row for row in rows if is_table(Conversation(row.layout, ()), columns)]
@@ -229,7 +229,7 @@ def _holds_sentences(values: Sequence[Any]) -> bool:
 
 
 def _advice(names: Sequence[str], row: Row, columns: Mapping[str, str]) -> str:
-    """Return what to do about columns that are not read: the mapping that reads them, and how to leave them out."""
+    """Return the advice about unread columns as text: the mapping that reads them, and the option that ignores them."""
     asked = columns.get("prompt") or next((name for name in row if plain_name(name) in QUESTIONS), "")
     mapping = write_columns({**columns, "prompt": AND.join((asked, *names))}) if asked else ""
     are, them = ("is", "it") if len(names) == 1 else ("are", "them")
@@ -283,7 +283,7 @@ def _preview(text: str) -> str:
 
 
 def _suggested(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return the first mapping that reads most of these rows, as the report holds it. None if there is none."""
+    """Return the first mapping that reads most of these rows, in the report's form; None if there is none."""
     texts = _texts(rows)
     usual = {path: values for path, values in texts.items() if len(values) >= READ_SHARE * len(rows)}
     for columns in _candidates(rows, usual):

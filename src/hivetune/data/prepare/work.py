@@ -1,4 +1,4 @@
-"""The rows of one preparation, in one SQLite file: what was found in each, and where it goes."""
+"""The rows of one preparation, in one SQLite file: the findings in each row, and its fate."""
 
 import json
 import sqlite3
@@ -152,7 +152,7 @@ def iter_dropped(work: Work, *kinds: str, limit: int = -1) -> Iterator[dict[str,
 
 
 def file_of(source: str) -> str:
-    """Return the file or stream of a row's place."""
+    """Return the file or stream in the place of a row."""
     return source.rpartition(":")[0] or source
 
 
