@@ -152,7 +152,7 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 
 def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
-    """Return the event, None for a damaged line or one without a needed field."""
+    """Return the event in a line; None if the line is damaged or lacks a needed field."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -19,7 +19,7 @@ def system_text(path: Path) -> str:
 
 
 def whole_number(path: Path) -> int | None:
-    """Return the number in a file of the kernel, or None; from 2^60 on it means "no limit"."""
+    """Return the number in a file of the kernel; None if it has none, or one from 2^60 on, which means "no limit"."""
     text = system_text(path)
     return int(text) if text.lstrip("-").isdecimal() and int(text) < 1 << 60 else None
 

@@ -30,7 +30,7 @@ def real_path(path: str | Path) -> Path:
 
 
 def spelled(path: object) -> str:
-    """A path or name inside a message, which stays one line: unprintable characters are escaped (\\n)."""
+    """Return a path or name for a message of one line: unprintable characters are escaped."""
     text = str(path)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 

@@ -72,7 +72,7 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
 
 
 def _refuse_others(overrides: Sequence[str], *sections: str) -> None:
-    """Raise UsageError for settings that belong to a training."""
+    """Raise UsageError for settings that only affect training."""
     for override in overrides:
         if not override.startswith(sections):
             only = " and ".join(f"{section}*" for section in sections)

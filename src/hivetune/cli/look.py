@@ -85,7 +85,7 @@ def _show_state(folder: Path) -> None:
 
 
 def _events_text(events: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each event, and below a fault the machine's free memory and load, which hint at the cause."""
+    """Yield a line for each event, and below a fault the free memory and load at that time, which hint at the cause."""
     sample: dict[str, Any] = {}
     for entry in events:
         if text := event_text(entry):

@@ -106,7 +106,7 @@ def title_of(key: str) -> str:
 
 
 def value_text(key: str, value: Any) -> str:
-    """Return the value of a key in the unit that the key names; "-" for nothing."""
+    """Return a value as text in the unit that its key names; "-" for None."""
     if value is None or value in ("", (), [], {}):
         return "-"
     if isinstance(value, bool):
@@ -192,7 +192,7 @@ def answer(document: Any, *blocks: str | Table, error: HivetuneError | None = No
 
 
 def present(*blocks: str | Table) -> None:
-    """Print lines and tables that have any; under `--json` only notes, which go to stderr."""
+    """Print lines and non-empty tables on stdout, and notes on stderr; under `--json` only the notes."""
     for block in blocks:
         if isinstance(block, Table):
             if block.items:

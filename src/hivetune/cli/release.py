@@ -166,7 +166,7 @@ def rollback(name: Annotated[str, Argument(metavar="NAME")], reason: ReasonOptio
 
 
 def _document(database: Connection, release: Release) -> dict[str, Any]:
-    """Return a release for a document. `damaged`: why its files cannot be served, None where they can."""
+    """Return a release for a document. `damaged`: the reason why its files can't be served, None if they can."""
     damaged = None
     if release.aliases and not release.pruned:  # only these are served, and hashes of all would take seconds
         try:

@@ -168,7 +168,7 @@ _DOES = {"wait": "wait", "open": "begin a cycle", "continue": "continue the open
 
 
 def _look(config: RunConfig) -> None:
-    """Print what the loop would do now (--dry-run); only a snapshot of the rows is written."""
+    """Print the loop's next action (--dry-run); only a snapshot of the rows is written."""
     name = release_name(config)
     model_folder(config.model)  # rows are counted in its tokens
     document = look_document(look(config, name, RowsNow(), time.time()))

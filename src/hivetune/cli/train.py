@@ -286,7 +286,7 @@ def combinations(over: Sequence[str]) -> list[list[str]]:
 
 
 def _measured(config: RunConfig, name: str) -> dict[str, Any]:
-    """Train one run, and return its figures, or why it has none: a combination may not fit."""
+    """Train one run and return its figures, or the reason why it has none: a combination may not fit."""
     try:
         found = train_shown(open_configured(config, name))
     except (DoesNotFit, RecoveryExhausted) as error:  # the other combinations are still of use

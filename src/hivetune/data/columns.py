@@ -153,7 +153,7 @@ def as_time(value: Any) -> float | None:
 
 
 def as_position(value: Any) -> float | None:
-    """Return a number as it is, else a time, to order turns by."""
+    """Return a number as it is, else a time in seconds, as a sort key for turns; None for any other value."""
     number = as_number(value)
     return as_time(value) if number is None else number
 

@@ -167,7 +167,7 @@ def _find_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) ->
 def _tombstones(
     kind: ForgetKind, value: str, rows: dict[str, str], refused: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what keeps these rows out of the store and out of preparations."""
+    """Yield the entries of `forgotten` that keep these rows out of the store and of preparations."""
     # Hashes of what was forgotten, since the names themselves are what has to go.
     if kind == "row":  # by content, since another row may come to that place
         yield tombstone(_REQUEST, value)

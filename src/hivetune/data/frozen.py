@@ -1,9 +1,10 @@
-"""Frozen questions: never trained on and asked of every candidate. What a release answered right must stay right.
+"""Frozen questions: never trained on, and asked of every candidate. A question that a release answered right must stay
+right.
 
     HOME/frozen/NAME/KEY.json   one past win of the release NAME; KEY is the hash of the messages and tools
     eval.frozen                 the user's own files, rows of any layout with a checker
 
-`forget` deletes the questions of what it forgets.
+`forget` deletes the questions that came from forgotten rows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -130,7 +131,7 @@ def _question(
 
 
 def frozen_hashes(own_files: Sequence[str] = ()) -> frozenset[int]:
-    """Return the 64-bit hashes of all frozen questions, by which `decide` keeps rows out of training."""
+    """Return the 64-bit hashes of all frozen questions; `decide` keeps rows with these hashes out of training."""
     wins = [win for name in names_with_wins() for win in wins_of(name)]
     # A checker is not needed to keep a row out, so any will do.
     own_rows = own_questions(own_files, {"name": "regex", "pattern": "."})

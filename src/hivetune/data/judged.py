@@ -24,7 +24,9 @@ MAX_COMPARED_WORDS = 2000
 
 
 class TwoAnswers(NamedTuple):
-    """The conversation with the better answer at its end, the worse one, and the kind of row that judged them."""
+    """The conversation with the better answer at its end, the worse answer, and the kind of row (preference or
+    correction).
+    """
 
     conversation: Conversation
     worse: Message
@@ -65,7 +67,7 @@ def read_preference(row: Row) -> TwoAnswers | None:
 
 
 def _with_answer(row: Row, answer: Any) -> Conversation:
-    """Return the row as if it held this answer only: a text, a turn, some turns, or a whole conversation."""
+    """Return the conversation of a row with this answer only: a text, a turn, some turns, or a whole conversation."""
     if isinstance(answer, dict) and isinstance(parsed(answer.get("messages")), list):
         return read_conversation(answer)
     base: dict[str, Any] = {key: row[key] for key in (*SYSTEM, *TOOLS) if row.get(key) is not None}

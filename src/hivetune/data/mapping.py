@@ -48,8 +48,8 @@ _WHERE = re.compile(r"(?P<column>.+?)(?P<how>\s*!=\s*|\s*=\s*|\s+in\s+)(?P<wante
 
 
 def map_columns(row: Row, columns: Mapping[str, str]) -> tuple[Row, dict[str, str]]:
-    """Return `row` with our field names for the user's columns, and of each field the column that the row lacks. Raise
-    RowRefused("filtered").
+    """Return `row` with our field names for the user's columns, and field -> column for each column that the row lacks.
+    Raise RowRefused("filtered").
     """
     _filter(row, columns)
     sides = _sides(tuple(columns.items()))
@@ -123,7 +123,9 @@ def maps_content(columns: Mapping[str, str]) -> bool:
 
 
 def columns_read(row: Row, columns: Mapping[str, str]) -> set[str]:
-    """Return the columns of a row that a mapping reads, and those that are read beside them under their own names."""
+    """Return the columns of a row that a mapping reads, and the columns that are read under their own names
+    beside it.
+    """
     named = [part for parts in _sides(tuple(columns.items())).values() for part in parts]
     named += [where_of(columns[WHERE])[0]] if WHERE in columns else []
     kept = _kept_beside(tuple(columns)) if maps_content(columns) else ()

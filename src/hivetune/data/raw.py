@@ -41,7 +41,7 @@ class Source:
     users: str = ""
 
     def place(self, number: int) -> str:
-        """Return "file:line" of a line."""
+        """Return "file:line" for a line number."""
         # The lines of the parts are numbered through, and people look for them in the file of a day.
         for part in self.parts:
             if number <= part.lines:
@@ -52,8 +52,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row as it came. `source` is its place, such as "rows.jsonl:17". `problem`: reading itself failed here.
-    `stored`: what the store knows beside the row.
+    """One row as it came. `source`: its place, such as "rows.jsonl:17". `problem`: the reason why it could not be read.
+    `stored`: the store's own values for the row.
     """
 
     source: str

@@ -36,7 +36,7 @@ class RowRefused(Exception):
 
 
 def not_utf8(byte: int, before: str) -> RowRefused:
-    """Return the reason for a byte that is not UTF-8, with the encoding that it most likely is in."""
+    """Return the refusal for a byte that is not UTF-8; its hint names the most likely encoding."""
     name = "Windows-1252" if 0x80 <= byte <= 0x9F else "Latin-1 or Windows-1252"
     context = " ".join(before.split())[-20:]
     remedy = "convert it: iconv -f WINDOWS-1252 -t UTF-8"
@@ -44,7 +44,7 @@ def not_utf8(byte: int, before: str) -> RowRefused:
 
 
 def not_encodable(error: UnicodeEncodeError) -> RowRefused:
-    """Return the reason for a text that UTF-8 has no bytes for."""
+    """Return the refusal for a text that UTF-8 can't encode."""
     half = ord(error.object[error.start])
     if 0xDC80 <= half <= 0xDCFF:  # the readers of CSV and JSON keep a byte that was no UTF-8 as half a character
         return not_utf8(half - 0xDC00, error.object[: error.start])

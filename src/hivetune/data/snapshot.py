@@ -149,7 +149,7 @@ class Snapshot:
         yield from self._select("SELECT row, id, length, trained FROM rows WHERE split = ? ORDER BY row", split)
 
     def first_views(self) -> dict[int, int]:
-        """Return for each later view of an input row its first view."""
+        """Return later view -> first view of the same input row, as row numbers."""
         if self.num_rows == self.manifest["accounting"]["usable"]:
             return {}
         return {row: row - view for row, view in self._select("SELECT row, view FROM rows WHERE view > 0")}

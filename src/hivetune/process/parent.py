@@ -239,7 +239,9 @@ def run_task(
 
 
 def count_items(progress: Progress, total: int | None, count: int = 0) -> Callable[[Beat], None]:
-    """Return an `on_beat` that reports finished items, at most `total`, after `count` earlier ones."""
+    """Return an `on_beat` that reports the number of finished items to `progress`, starting after `count` earlier ones
+    and at most `total`.
+    """
 
     def on_beat(beat: Beat) -> None:
         nonlocal count

@@ -40,7 +40,7 @@ def landlock_version() -> int:
 
 
 def protection(version: int) -> str:
-    """Return in words what a version of Landlock protects."""
+    """Return, in words, the protection that a version of Landlock gives."""
     if not version:
         return "none: this kernel has no Landlock"
     network = "files and network" if version >= _NETWORK_VERSION else "files, but not the network (before Linux 6.7)"

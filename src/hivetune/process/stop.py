@@ -37,7 +37,7 @@ class StopRequest:
 
     @property
     def count(self) -> int:
-        """The number of stop requests so far, signals and those of `ends`."""
+        """Return the number of stop requests so far: signals and the results of `ends`."""
         return max(self._signals, self._ends())
 
     def request(self, number: int, frame: FrameType | None = None) -> None:

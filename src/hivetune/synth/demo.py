@@ -90,7 +90,9 @@ def write_demo_data(path: Path, num_rows: int = NUM_ROWS) -> Path:
 
 
 def _interactions() -> Iterator[dict[str, Any]]:
-    """Yield what each agent is asked about each documented function and class, in the order of the files."""
+    """Yield the questions to each agent, with answers, about each documented function and class, in the order of the
+    files.
+    """
     number = 0
     for module, path in modules_below(Path(sysconfig.get_paths()["stdlib"]), skipped=SKIPPED):
         try:

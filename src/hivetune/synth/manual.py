@@ -160,8 +160,8 @@ def _is_of_all(heading: str, synopsis_words: Collection[str]) -> bool:
 
 
 def _without_shared(entries: Sequence[DocEntry]) -> Iterator[DocEntry]:
-    """Yield the entries without names that another one has too: systemd-cgtop(1) documents `-p, --order=path` and
-    `-t, --order=tasks`, and neither says what `--order` does.
+    """Yield the entries without names that another entry has too: systemd-cgtop(1) documents `-p, --order=path` and
+    `-t, --order=tasks`, and neither describes `--order`.
     """
     counts = Counter((entry.kind, name) for entry in entries for name in entry.names)
     for entry in entries:
@@ -305,7 +305,7 @@ def _names(kind: EntryKind, usage: str, terms: Sequence[Line]) -> tuple[str, ...
 
 
 def _without_no(name: str) -> Iterator[str]:
-    """Yield what a name may be the opposite of: `--pager` and `--pager` of `--no-pager`, `-mdsp` of `-mno-dsp`."""
+    """Yield the possible opposites of an option: `--pager` for `--no-pager`, `-mdsp` for `-mno-dsp`."""
     for match in re.finditer(r"no-?", name):
         yield name[: match.start()] + name[match.end() :]
 

@@ -1,4 +1,4 @@
-"""A page of documentation as it was understood: its summary, what it documents and its prose."""
+"""A page of documentation after parsing: its summary, its entries and its prose."""
 
 import re
 from dataclasses import dataclass, field

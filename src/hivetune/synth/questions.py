@@ -81,7 +81,7 @@ def _draft(
 
 
 def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
-    """Return one wording whose fields are all known."""
+    """Return one wording whose fields all have values."""
     known = {name for name, value in fields.items() if value}
     return draw.choice([text for text in wordings if {*re.findall(r"{(\w+)}", text)} <= known]).format_map(fields)
 
@@ -118,7 +118,7 @@ def _is_of_several(entry: DocEntry) -> bool:
 
 
 def _of_function(page: DocPage, entry: DocEntry, action: str, draw: random.Random) -> Iterator[Draft]:
-    """Yield what a function or class of Python does, which one does something, and how it is called."""
+    """Yield questions on a Python function or class: its effect, the name for an effect, and its call."""
     told = excerpt(entry.text)
     if not told:
         return
@@ -151,7 +151,7 @@ def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
 
 
 def _of_passage(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterator[Draft]:
-    """Ask about a module, or about a section of a document that is short enough to be told whole."""
+    """Yield questions about a module, or about a section of a document that is short enough to be the answer."""
     told, heading = excerpt(passage.text, MAX_SECTION_CHARS), passage.heading.strip()
     if len(told) < MIN_SECTION_CHARS or told.startswith("This is"):  # of what stood before, as a heading's first words
         return

@@ -108,7 +108,7 @@ def _row(category: str, page: DocPage, draft: Draft, rephrase: Rephrase, made_by
 
 
 def _no_rows_error(categories: Sequence["_Category"]) -> DataRefused:
-    """Return why there is no row: no page was found, none could be read, or no draft was right."""
+    """Return the error for zero rows, with its reason: no page was found, none could be read, or no draft was right."""
     reasons = sum((each.skipped + each.rejected for each in categories), Counter[str]())
     pages = sum(len(each.sources) for each in categories)
     told = [f"{pages:,} pages found", *(f"{reason} ({count:,})" for reason, count in sorted(reasons.items()))]

@@ -1,4 +1,4 @@
-"""Sentences of documentation: the first ones as they are, and what they say as an imperative."""
+"""Sentences of documentation: the first ones unchanged, and their content as an imperative."""
 
 import re
 from functools import cache
@@ -89,8 +89,8 @@ def capital(text: str) -> str:
 
 
 def action_phrase(text: str) -> str:
-    """Return a description as an imperative without a full stop: `show only the unit states`; empty if it can't be
-    told.
+    """Return a description as an imperative without a full stop: `show only the unit states`; empty if there is no verb
+    for it.
     """
     first = next(iter(sentences(text)), "")
     first = _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip()

@@ -72,7 +72,7 @@ def has_digit_and_letter(value: str) -> bool:
 
 
 def is_placeholder(value: str) -> bool:
-    """Return whether a text stands for a value: your_key_here, ${TOKEN}, xxxx, or code that reads one."""
+    """Return whether a text only stands in for a value: your_key_here, ${TOKEN}, xxxx, or code that reads one."""
     lower = value.lower()
     if lower.startswith(WORDS["placeholder_starts"]) or lower.strip(".,!?:") in WORDS["placeholder_words"]:
         return True
@@ -151,14 +151,14 @@ def _is_password(text: str, start: int, end: int) -> bool:
 
 
 def _is_said(text: str, start: int, end: int) -> bool:
-    """Return whether a word of a sentence may be a password: digits and letters, or one long word."""
+    """Return whether a word of a sentence may be a password: it has digits and letters, or is one long word."""
     word = text[start:end].rstrip(".?)")
     letters_alone = word.isalpha() and word.islower() and len(word) >= MIN_LETTERS_ALONE
     return (looks_chosen(word) and has_digit_and_letter(word)) or letters_alone
 
 
 def _is_strong(text: str, start: int, end: int) -> bool:
-    """Return whether a value that no sign separates from its name can't be an ordinary word."""
+    """Return whether a value that no sign separates from its name is too random to be an ordinary word."""
     word = text[start:end].rstrip(".?)")
     return looks_chosen(word) and has_digit_and_letter(word) and (any(c.isupper() for c in word) or "!" in word)
 

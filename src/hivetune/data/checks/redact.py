@@ -150,7 +150,7 @@ def _rules(kind: str, **more: Any) -> Iterator[Rule]:
 
 
 def _tokens() -> Iterator[Rule]:
-    """Yield the rules of tokens that their makers gave a shape."""
+    """Yield the rules for tokens of a known shape, such as ghp_."""
     places: Sequence[tuple[str, Place, int]] = (("tokens", "marker", 0), ("inside", "anywhere", 1))
     for kind, place, group in places:
         for name, title, keywords, regex in TABLE[kind]:
@@ -216,7 +216,7 @@ def redacted_name(name: str) -> str:
 
 
 class _Walk:
-    """One pass over the parts of a row; `notes` collects the kinds of the finds, and what was found where."""
+    """One pass over the parts of a row. `notes` collects the kinds and places of the finds."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, str]] = []
@@ -233,7 +233,7 @@ class _Walk:
         return replace(message, **changed) if changed else message
 
     def value(self, value: Any, title: str, key: str = "") -> Any:
-        """Return `value` redacted. `key` is the name before it, which may say what it is: {"password": "x"}."""
+        """Return `value` redacted. `key`: the name before it, which may identify a secret: {"password": "x"}."""
         if isinstance(value, str):
             return self._text(value, title, key)
         if isinstance(value, Mapping):

@@ -77,7 +77,9 @@ def read_claude(row: Row) -> Conversation:
 def _chat(
     name: str, nodes: Mapping[str, Any], parents: Mapping[str, Any], leaf: str, read: Callable[[Any], list[Message]]
 ) -> Conversation:
-    """Return the conversation from the root of a tree to `leaf`. An answer of which a part has no weight has none."""
+    """Return the conversation from the root of a tree to `leaf`. An answer is not learned if one of its parts
+    is not.
+    """
     path = path_to(leaf, parents)
     if leaf in parents and not path:
         raise RowRefused("wrong-type", "the messages' parents form a cycle")

@@ -82,8 +82,8 @@ def _after(compaction: dict[str, Any], session: _Session) -> _Session:
 
 
 def _add(items: list[dict[str, Any]], payload: dict[str, Any]) -> None:
-    """Add an item as the Responses API has it. What the program tells the model between the lines of a question stands
-    before it: chat templates know no place between.
+    """Add an item in the form of the Responses API. A note of the program between the lines of a question is put before
+    the question, since chat templates have no place for it inside.
     """
     item = {**payload}
     if payload.get("type") == "local_shell_call":
@@ -98,7 +98,7 @@ def _add(items: list[dict[str, Any]], payload: dict[str, Any]) -> None:
 
 
 def _apply(session: _Session, event: dict[str, Any]) -> None:
-    """Apply an event of the program to the items. What events say that somebody said, items say too."""
+    """Apply an event of the program to the items. Messages in events are ignored, since items repeat them."""
     count = event.get("num_turns")
     if event.get("type") == "turn_aborted":
         _unlearn_answer(session.items)

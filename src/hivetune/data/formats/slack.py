@@ -30,7 +30,7 @@ _LINK = re.compile(r"<([^<>|]+)(?:\|([^<>]*))?>")
 
 
 def is_metadata(path: str) -> bool:
-    """Return whether a file tells of an export, and holds no messages."""
+    """Return whether a file describes an export and contains no messages."""
     return os.path.basename(path) in METADATA and os.path.isfile(os.path.join(os.path.dirname(path), USERS))
 
 
@@ -87,7 +87,7 @@ def plain_text(text: str, names: Mapping[str, str]) -> str:
 
 @lru_cache(8)
 def user_names(path: str) -> Mapping[str, str]:
-    """Return the names of a users.json by the ids of the users; empty where it can't be read."""
+    """Return user id -> name from a users.json; empty if it can't be read."""
     try:
         users = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -156,7 +156,7 @@ def _days(spec: Spec, record: Row) -> Iterator[Row]:
 
 
 def _table_turn(spec: Spec, event: Row) -> TableTurn | None:
-    """Return the turn that a record of a table of turns is; None for any other record."""
+    """Return the turn in a record of a table of turns; None for any other record."""
     row = plain_row(event)
     if not has_needs(spec.needs, row) or (spec.has("when") and not spec.when.find(row)):
         return None
@@ -215,7 +215,7 @@ def _turns(name: str, spec: Spec, row: Row) -> Conversation:
 
 
 def _turn(spec: Spec, turn: Any, asks: Any) -> Any:
-    """Return a turn under our names: with a role, or with a speaker where nobody is known to ask."""
+    """Return a turn with our field names: with a role, or with a speaker if it is unknown who asks."""
     if not isinstance(turn, dict):
         return turn
     words = spec.text.find(turn) if spec.has("text") else turn.get("content")

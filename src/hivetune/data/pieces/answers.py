@@ -32,7 +32,7 @@ Answer = tuple[list[Message], tuple[str, ...]]  # the messages, and what was lef
 
 
 def read_request(value: Any) -> tuple[list[Message], Tools]:
-    """Return everything before the answer, and the tools: of an object of some API, a list of turns, or a text.
+    """Return all messages before the answer, and the tools, from the request of an API, a list of turns, or a text.
 
     Raise RowRefused: earlier-turns-missing, or the problem with a turn.
     """
@@ -149,7 +149,7 @@ def _is_piece(value: Any) -> bool:
 
 
 def refuse_cut_row(row: Mapping[str, Any]) -> None:
-    """Raise RowRefused for a row that says that its answer was cut at a length limit or stopped."""
+    """Raise RowRefused for a row with a field that marks its answer as cut at a length limit or stopped."""
     for name in _ENDS & row.keys():
         reason = row[name]
         word = reason.lower().rpartition(".")[2] if isinstance(reason, str) else ""  # Python: FinishReason.MAX_TOKENS
@@ -160,7 +160,9 @@ def refuse_cut_row(row: Mapping[str, Any]) -> None:
 
 
 def call_of(request: Any, response: Any) -> tuple[list[Message], Tools, tuple[str, ...]]:
-    """Return the messages of a request and its response, the tools of the request, and what was left out."""
+    """Return the messages of a request and its response, the request's tools, and the reasons for parts that were left
+    out.
+    """
     asked, tools = read_request(request)
     reply, changed = read_answer(response)
     before = [(message.role, message.content) for message in asked]

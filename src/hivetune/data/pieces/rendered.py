@@ -1,5 +1,5 @@
-"""What a chat template or a chat page has written into a text, back to turns and thoughts: exact ChatML and Llama 3,
-and thoughts that come before an answer.
+"""Text written by a chat template or a chat page, back to turns and thoughts: exact ChatML and Llama 3, and thoughts
+before an answer.
 
 A text with the marks of any other template is refused, because learning it whole would teach the questions too.
 """
@@ -52,7 +52,7 @@ def rendered_turns(text: str, *, whole: bool) -> list[dict[str, str]] | None:
 
 
 def has_marks(text: str) -> bool:
-    """Return whether a text holds marks that only a template writes."""
+    """Return whether a text has marks that only a template writes."""
     return ("<" in text or "[" in text) and _MARK.search(text) is not None
 
 

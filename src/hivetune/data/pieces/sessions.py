@@ -1,5 +1,5 @@
-"""Conversations that a program logged or keeps: many lines of a session, tickets, tables of turns. What its program
-left out and what is missing is said. Help desks keep messages as HTML.
+"""Conversations that a program logged or keeps: many lines of a session, tickets, tables of turns. Parts that the
+program left out, and missing ones, are noted. Help desks keep messages as HTML.
 """
 
 import difflib
@@ -66,8 +66,8 @@ def session_rows(
     is_line: Callable[[dict[str, Any]], bool],
     begins: Callable[[dict[str, Any]], bool] = lambda event: False,
 ) -> Iterator[PlacedRow]:
-    """Yield what `read` makes of the events of each session; `is_line`: whether an object is a line of one; `begins`:
-    whether an event begins one. A session of more than MAX_KEPT_CHARS is read in pieces.
+    """Yield the rows that `read` makes from the events of each session. `is_line`: whether an object belongs to a
+    session; `begins`: whether an event begins one. A session of more than MAX_KEPT_CHARS is read in pieces.
     """
     session: list[PlacedEvent] = []
     size = 0
@@ -214,7 +214,9 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
 
 
 def is_lone_thought(message: Message, *, silent: bool) -> bool:
-    """Return whether a turn holds a thought alone. `silent`: its program may hide thoughts, so that none is there."""
+    """Return whether a turn has only a thought. `silent`: the program may hide thoughts, so an empty turn
+    counts too.
+    """
     # The session ends there, or the user stopped it.
     has_content = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
     return not has_content and (silent or bool(message.reasoning))

@@ -245,7 +245,7 @@ def _read_part(role: Role, part: Any) -> Iterator[Message]:
 
 
 def _kind(part: Any) -> Any:
-    """Return the type of a part, or the key that tells it."""
+    """Return the type of a part, or the key that implies it."""
     if not isinstance(part, dict):
         raise RowRefused("unsupported-content", f"a part that is {type(part).__name__}: keep the text parts only")
     if part.get("thought") is True and "text" in part:  # Gemini marks what it thought
@@ -325,8 +325,8 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
 
 
 def with_system(messages: list[Message], system: Any) -> list[Message]:
-    """Return messages after the system prompt in its own field (a string, text parts or Gemini's content), unless they
-    have their own. Raise RowRefused: empty-turn where there are none.
+    """Return messages after the system prompt (a string, text parts or Gemini's content), unless they begin with their
+    own. Raise RowRefused("empty-turn") if there are no messages.
     """
     if not messages:
         raise RowRefused("empty-turn", "the list of messages is empty")
@@ -342,15 +342,15 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
 
 
 def is_item(turn: Any) -> bool:
-    """Return whether a turn of OpenAI's Responses is not a message: a call, a result, thoughts, or what the provider
-    ran.
+    """Return whether a turn of OpenAI's Responses is not a message but a call, a result, thoughts, or a tool run by the
+    provider.
     """
     kind = turn.get("type") if isinstance(turn, dict) and "role" not in turn else None
     return isinstance(kind, str) and (kind in _ITEMS or kind.endswith("_call"))
 
 
 def is_conversation(value: list[Any]) -> bool:
-    """Return whether a row that is a list, and no object, is the turns of one conversation."""
+    """Return whether a row is a list of turns (instead of an object), and so one conversation."""
     turns = objects(value)
     return turns is not None and all(any(key in turn for key in ROLE_KEYS[:3]) for turn in turns)
 

@@ -48,7 +48,7 @@ def text_of(value: Any, column: str) -> str:
 
 
 def objects(value: Any) -> list[dict[str, Any]] | None:
-    """Return `value` if it is a list of objects that is not empty, without what is null in it; else None."""
+    """Return `value` without nulls if it is a non-empty list of objects; else None."""
     if not isinstance(value, list) or not value:
         return None
     kinds = set(map(type, value))
@@ -68,7 +68,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def one_of(value: Any, *names: str) -> Any:
-    """Return the first of these keys of an object that has a value, else None."""
+    """Return the value of the first of these keys that has one, else None."""
     if isinstance(value, dict):
         for name in names:
             field = value.get(name)
@@ -78,7 +78,7 @@ def one_of(value: Any, *names: str) -> Any:
 
 
 def has_needs(needs: Iterable[str], names: Iterable[str]) -> bool:
-    """Return whether a record with columns of these names has what a format needs."""
+    """Return whether a record with these columns has all that a format needs."""
     return all(not set(need.split("|")).isdisjoint(names) for need in needs)
 
 

@@ -141,7 +141,7 @@ def example_of(raw: RawRow) -> Example:
 def suggested_for(
     paths: str | Sequence[str], encoding: str | None, progress: Progress = silent
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return file -> suggested mapping, and the list of files that need none."""
+    """Return file -> suggested mapping, and, if there are any, the list of files that are read without a mapping."""
     with scratch_folder() as spill:
         found = understand(plan_inputs(paths, spill, encoding=encoding, progress=progress), progress=progress)
     read = [name for name, kinds in found.formats.items() if kinds and name not in found.unclear]

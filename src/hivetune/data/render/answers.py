@@ -34,7 +34,8 @@ _WRITTEN_BY = {
 
 class Answer(NamedTuple):
     """Message `message` as it is trained: the `prompt` that a server sends, the `text` that the model writes, with its
-    end token, and what the template writes `behind` it. `empty_thought`: the text has a thought that the row has not.
+    end token, and the template's text `behind` it. `empty_thought`: the text has an empty thought although the row has
+    none.
     """
 
     message: int
@@ -55,7 +56,7 @@ class Part(NamedTuple):
 
 
 class Skeleton(NamedTuple):
-    """Messages and tools with marks in place of their texts. Rows of one shape have equal ones."""
+    """Messages and tools with marks in place of their texts. Rows of one shape have equal skeletons."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
@@ -255,8 +256,9 @@ def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
 
 
 def _is_needed(part: Part, messages: Sequence[Message]) -> bool:
-    """Return whether a part must be written: one of the last answer, or one that it answers. Templates drop thoughts of
-    earlier answers, and some drop more of them, which is trained where they are new."""
+    """Return whether the template must write a part: one of the last answer, or of the messages that it answers.
+    Templates drop thoughts of earlier answers, and some drop more of them, which is trained where it is new.
+    """
     message = messages[part.message] if part.message >= 0 else None
     if message is None or message.role != "assistant" or part.message == len(messages) - 1:
         return True
@@ -264,7 +266,7 @@ def _is_needed(part: Part, messages: Sequence[Message]) -> bool:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """Yield a text as it is, and as templates write it inside of JSON, a Python text, HTML or quotes."""
+    """Yield a text unchanged, and as templates write it inside JSON, a Python text, HTML or quotes."""
     yield value
     yield json.dumps(value, ensure_ascii=False)[1:-1]
     yield json.dumps(value)[1:-1]

@@ -47,7 +47,7 @@ class Dialect:
     typed_content: bool = False
 
     def chat(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return the messages as the template reads them."""
+        """Return the messages in the form that the template reads."""
         return [self._shown(message) for message in messages]
 
     def _shown(self, message: Message) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def request_hash(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[
 
 
 def find_dialect(template: ChatTemplate) -> Dialect:
-    """Find the dialect of a template, which need not know tools or thoughts."""
+    """Return the dialect of a template, found by trial renderings; it may lack tools or thoughts."""
     # Idefics 3 and SmolVLM write nothing of a content that is a plain text.
     typed = Dialect(typed_content=True)
     if USER not in _try(template, Dialect(), USER_TURN) and USER in _try(template, typed, USER_TURN):
@@ -156,7 +156,7 @@ def _call(identity: str) -> Message:
 
 
 def _try(template: ChatTemplate, dialect: Dialect, *messages: Message) -> str:
-    """Return the rendered text, or nothing if the template fails. Raise RenderError if it exceeds its limits."""
+    """Return the rendered text; "" if the template fails. Raise RenderError if it exceeds its limits."""
     try:
         return template.apply(dialect.chat(messages), None, False)
     except RenderError as error:

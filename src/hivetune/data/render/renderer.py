@@ -46,8 +46,8 @@ class Renderer:
         return self.render_and_note(example)[0]
 
     def render_and_note(self, example: Example) -> tuple[tuple[Rendered, ...], list[str]]:
-        """Return the result of `render`, and the keys of REASONS for parts that are rendered differently from the row.
-        Raise RenderError.
+        """Return the result of `render`, and the keys of REASONS for parts that the template renders differently from
+        the row. Raise RenderError.
         """
         if len(example.messages) == 1:  # plain text has no roles, so no template
             tokens = (*self._bos_ids, *self._ids(example.messages[0].content), *self.eos_ids[:1])
@@ -73,7 +73,7 @@ class Renderer:
         return self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """Return the ids up to the header of the answer. Raise RenderError."""
+        """Return the token ids up to and including the header of the answer. Raise RenderError."""
         return self._ids(self.text(messages, tools, for_answer=True))
 
     def text(
@@ -95,8 +95,7 @@ class Renderer:
         return as_ids(self._encoder.encode(text).ids)
 
     def _sequence(self, answers: Sequence[Answer]) -> Rendered:
-        """Return the sequence of the last answer, in which all earlier ones are trained that appear in it as they did
-        when they were new."""
+        """Return the sequence of the last answer. Earlier answers are trained in it if they appear in it unchanged."""
         *earlier, last = answers
         encoded = self._encoder.encode(last.prompt + last.text + last.behind)
         ids, span = encoded.ids, self._span(encoded, last)
@@ -121,7 +120,7 @@ class Renderer:
         return self._finished(tokens, mask, tuple(sorted(spans)), last.message + 1)
 
     def _span(self, encoded: Encoded, answer: Answer) -> tuple[int, int] | None:
-        """Return the start and the end of an answer in tokens, or None if the tokens before it are not its prompt's."""
+        """Return (start, end) of an answer in tokens; None if the tokens before it differ from its prompt's."""
         start = len(answer.prompt)
         first = self._encoder.tokens_before(encoded, start)
         end = self._encoder.tokens_before(encoded, start + len(answer.text))

@@ -120,8 +120,9 @@ class _TimeUp(BaseException):
 
 
 def bounded(call: Callable[[], Returned]) -> Returned:
-    """Return `call()` within CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raise RenderError, or
-    too-slow if the time of the row is over."""
+    """Return `call()` within CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raise RenderError; its
+    reason is too-slow if the time of the whole row is over.
+    """
     # A single call of C code is not interrupted, but the memory limits its work: a string that doubles.
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     smallest = _memory_limit_bytes(int(time.monotonic() / MEMORY_AGE_S))
@@ -214,8 +215,9 @@ def _raise_exception(message: str) -> None:
 
 
 def thinking_arguments(template: str) -> dict[str, bool]:
-    """Return the arguments about thinking with the value that changes nothing; nothing for a template that reads none
-    of them, for one that writes something else with either value, and for one that can't be rendered here."""
+    """Return the arguments about thinking with the value that changes nothing; {} for a template that reads none of
+    them, that writes something else with either value, or that can't be rendered on this machine.
+    """
     value = _value_of_thinking(template, _read_names(template))
     return {} if value is None else dict.fromkeys(THINKING_NAMES, value)
 
@@ -226,8 +228,9 @@ def fixed_date(template: str) -> str:
 
 
 def served_template(template: str) -> str:
-    """Return the template as a GGUF file has it: it forgets a date that it is given and, where no value changes
-    nothing, as in MiniCPM 5's, what it is told about thinking."""
+    """Return the template for a GGUF file: it ignores a date from the server and, if no value of the thinking arguments
+    leaves its text unchanged (as in MiniCPM 5's), these arguments too.
+    """
     read = _read_names(template)
     forgotten = [*THINKING_NAMES] if read and _value_of_thinking(template, read) is None else []
     forgotten += _read_names(template, (DATE_NAME,))
@@ -242,7 +245,9 @@ def _read_names(template: str, among: Sequence[str] = THINKING_NAMES) -> set[str
 
 
 def _value_of_thinking(template: str, read: set[str]) -> bool | None:
-    """Return the value of the arguments `read` with which the template writes what it writes without them, or None."""
+    """Return the value of the arguments `read` with which the template writes the same text as without them, or
+    None.
+    """
 
     def written(arguments: Mapping[str, bool]) -> list[str]:
         compiled = ChatTemplate(template, {"bos_token": "", "eos_token": "", **arguments})

@@ -65,7 +65,9 @@ class TextEncoder:
         return Encoded(text, b"".join(ids), places, counts)
 
     def tokens_before(self, encoded: Encoded, place: int) -> int | None:
-        """Return the number of tokens in front of a place, None if they are not those of the text in front alone."""
+        """Return the number of tokens before a place in the text; None if they differ from the tokens of the text
+        before it alone.
+        """
         segment = bisect_right(encoded.places, place) - 1
         before = encoded.counts[segment]
         head = self._of_segment(encoded.text[encoded.places[segment] : place])
@@ -80,7 +82,7 @@ class TextEncoder:
 
 
 class _Words(dict[str, bytes]):
-    """The ids of texts: of short ones that came before from the table."""
+    """The token ids of texts; those of short texts come from a table once they were seen."""
 
     def __init__(self, tokenizer: Tokenizer):
         super().__init__()
