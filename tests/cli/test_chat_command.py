@@ -34,7 +34,7 @@ def test_a_release_answers_and_what_it_said_is_in_the_store(own_home: Path, tmp_
     assert [answer["label"] for answer in answers] == [first, second]
     assert answers[0]["answer"] != answers[1]["answer"], "each adapter changes the base in its own way"
     code, _, err = call("helpdesk", "--capture", stdin='"""\nhello\nyou\n"""\n+\n/exit\n')
-    assert code == 0 and "1 answers saved in the store" in err
+    assert code == 0 and "1 answer saved in the store" in err
     ((_, source, row),) = stored()
     assert source == f"gateway:{first}" and json.loads(row)["feedback"] == 1
     assert json.loads(row)["messages"][0] == {"role": "user", "content": "hello\nyou"}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -14,7 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.cli import output
-from hivetune.cli.output import MODE, Note, Table, answer, clean, emit, facts, present, progress, say, show, write
+from hivetune.cli.output import (
+    MODE,
+    Note,
+    Table,
+    answer,
+    clean,
+    emit,
+    explain,
+    facts,
+    present,
+    progress,
+    say,
+    show,
+    write,
+)
 from hivetune.errors import DataRefused
 
 CLIPBOARD = "\x1b]52;c;ZWNobyBoZWxsbw==\x07"
@@ -56,6 +71,13 @@ def test_the_document_is_clean_and_the_same(
     emit({"columns": EVIL})
     written = capsys.readouterr().out
     assert clean(written) == written and json.loads(written)["columns"] == EVIL
+
+
+def test_another_home_is_proposed_for_files_of_the_home_only(own_home: Path, tmp_path: Path) -> None:
+    """Somebody else's config is not read from another home either."""
+    for path, proposed in ((own_home / "runs/one", True), (own_home.parent, True), (tmp_path / "mine.yaml", False)):
+        hint = explain(PermissionError(errno.EACCES, "Permission denied", str(path))).hint
+        assert "ls -ld" in hint and ("HIVETUNE_HOME" in hint) == proposed
 
 
 class Terminal(io.StringIO):

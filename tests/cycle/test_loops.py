@@ -230,7 +230,7 @@ def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_hom
         ends = [cycles_of(database, cycle.name)[0].end for cycle in promoted]
     assert ends == ["rolled_back", "rolled_back", "promoted"]
     assert notices(tmp_path) == [f"Hivetune: {label} was rolled back: {REFUSAL}" for label in labels[:2]]
-    said = "1 rated answers that the gateway captured are not learned: data.path has no `store`"
+    said = "1 rated answer that the gateway captured is not learned: data.path has no `store`"
     assert [entry["words"] for entry in told("problem")] == [said]
 
 

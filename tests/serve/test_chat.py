@@ -57,6 +57,7 @@ def test_turns_add_up_and_commands_are_obeyed() -> None:
         ["be brief", "three", "fine", "stop me"],
     ]
     assert text.startswith("fine\nfine\nfine\n/exit or Ctrl-D") and text.endswith("fi (stopped)\n")
+    assert "good or bad" not in text, "without --capture nothing can be rated"
     assert side.messages[-1] == {"role": "assistant", "content": "fi"}, "an interrupted answer is kept"
     with pytest.raises(RuntimeError, match="gone"):
         talk(["gone"], side)

@@ -9,8 +9,9 @@ from serve.test_release_watch import register
 
 from hivetune.base.database import open_database
 from hivetune.errors import UsageError
+from hivetune.release.registry import retire
 from hivetune.serve import route
-from hivetune.serve.route import BASE, Domain, Routes, Wanted, wanted
+from hivetune.serve.route import BASE, Domain, Routes, Wanted, Withdrawn, wanted
 
 ROUTES = Routes(
     Wanted(candidates={"helpdesk": "helpdesk@2"}),
@@ -93,6 +94,20 @@ def test_the_champion_the_one_before_it_and_the_candidate_are_loaded(
     assert found.deployment is not None and found.labels == {"a@2", "a@3", "a@4"}
     assert (found.champions, found.candidates) == ({"a": "a@3"}, {"a": "a@4"})
     assert found.deployment.required == {"a@3", "a@4"}, "so a rollback restarts nothing"
+
+
+def test_a_name_that_was_retired_says_so(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was "not served", like a name that never was."""
+    monkeypatch.setattr(route, "adapter_of", lambda release, base=None: Path(release.label))
+    register(1, alias="champion")
+    with closing(open_database()) as database:
+        retire(database, "a", by="me", reason="too slow")
+        for model in ("a", "a@champion", "a@1"):
+            with pytest.raises(Withdrawn, match=f"{model} was retired: too slow"):
+                Routes(wanted(database), "m").find(model, "s")
+        assert Routes(wanted(database), "a").find("a", "s") == BASE, "a base outlives a release of its name"
+        register(2, alias="champion")
+        assert wanted(database).refused == {}
 
 
 def test_a_version_is_no_name_to_serve(own_home: Path) -> None:

@@ -9,11 +9,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-# What else than another path helps.
-_OTHER_HOME = "or keep everything elsewhere: export HIVETUNE_HOME=FOLDER"
 _TO_DO = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), f"check its permissions: ls -ld PATH; {_OTHER_HOME}"),
-    errno.EROFS: f"give a path on a disk that can be written to, {_OTHER_HOME}",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions: ls -ld PATH"),
+    errno.EROFS: "give a path on a disk that can be written to",
     errno.EEXIST: "something else is there: give another path",
 }
 

@@ -22,6 +22,11 @@ def size(size_bytes: float) -> str:
     return f"{size_bytes:.1f} GB" if size_bytes < 999.95 else f"{size_bytes / 1000:.1f} TB"
 
 
+def count(value: int, singular: str, many: str = "") -> str:
+    """Return a count such as "1 row" or "2,000 rows"."""
+    return f"{value:,} {singular if value == 1 else many or singular + 's'}"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with `digits` decimals, or "-" for None."""
     return "-" if value is None else f"{value:.{digits}f}"

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from hivetune.base.units import count
 from hivetune.cli.arguments import CaptureOption, ThreadsOption
 from hivetune.cli.output import MODE, answer, parts, progress, say, short, write
 from hivetune.errors import UsageError
@@ -17,7 +18,7 @@ from hivetune.llama.backend import find_engine
 from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
 from hivetune.serve.capture import Capture
-from hivetune.serve.chat import HELP, Chat, Voice, find_voice, open_voice, trained_prompt
+from hivetune.serve.chat import Chat, Voice, find_voice, open_voice, trained_prompt
 from hivetune.train.open import load_run
 
 BLOCK = '"""'
@@ -56,11 +57,12 @@ def chat(
             _ask_once(side, _as_text(prompt))
             return
         with _capturing(capture) as captured:
+            side = replace(side, capture=captured)
             if sys.stdin.isatty():
                 with contextlib.suppress(ImportError):  # without it the arrow keys do not work
                     importlib.import_module("readline")
-                say(HELP)
-            replace(side, capture=captured).run(_next_input, write)
+                say(side.help)
+            side.run(_next_input, write)
 
 
 def _system_prompt(voice: Voice, given: str | None) -> str | None:
@@ -99,7 +101,7 @@ def _capturing(captures: bool) -> Iterator[Capture | None]:
     with contextlib.closing(Capture()) as store:
         yield store
     lost = f"; {store.left_out} could not be saved: {store.problem}" if store.left_out else ""
-    say(f"{store.captured} answers saved in the store{lost}")
+    say(f"{count(store.captured, 'answer')} saved in the store{lost}")
 
 
 def _next_input() -> str | None:

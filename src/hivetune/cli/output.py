@@ -356,7 +356,7 @@ def explain(error: Exception) -> HivetuneError:
     from sqlite3 import DatabaseError
 
     from hivetune.base.disk import FULL_DISK, home
-    from hivetune.base.paths import install_command, path_hint
+    from hivetune.base.paths import install_command, path_hint, real_path
 
     if isinstance(error, ModuleNotFoundError) and error.name in OF_SERVE:
         return MachineNotFit(f"the package {error.name} is not installed", hint=install_command("serve"))
@@ -373,7 +373,12 @@ def explain(error: Exception) -> HivetuneError:
         return DoesNotFit(f"the disk is full: {message}", hint=FREE_SPACE)
     if not error.filename or error.errno == errno.EIO:  # no path that another one could replace
         return HivetuneError(message)
-    return UsageError(message, hint=path_hint(error))
+    # A home that can't be made is refused by name, or by that of a folder above it.
+    path, own = real_path(str(error.filename)), home()
+    of_home = path.is_relative_to(own) or own.is_relative_to(path)
+    is_closed = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    other = "; or keep everything elsewhere: export HIVETUNE_HOME=FOLDER" if of_home and is_closed else ""
+    return UsageError(message, hint=path_hint(error) + other)
 
 
 def _database_error(text: str, home: Path) -> HivetuneError:

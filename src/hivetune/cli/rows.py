@@ -15,6 +15,7 @@ from typer import Argument, Option
 from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import files_to_write
 from hivetune.base.paths import expanded, spelled
+from hivetune.base.units import count
 from hivetune.cli import output
 from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, as_overrides, model_folder
 from hivetune.cli.output import Note, Table, answer, facts, parts, progress, say, value_text
@@ -77,7 +78,7 @@ def collect(
         Table("source delivered stored duplicates refused forgotten", read),
         Table("first_refused=source reason hint", [{**row, "source": spelled(row["source"])} for row in refused]),
         *(Note(f"{spelled(path)}: the last line is incomplete; it is read once it is finished") for path in incomplete),
-        Note(f"{rows:,} interactions in {database_path()}"),
+        Note(f"{count(rows, 'interaction')} in {database_path()}"),
     )
     if heard:  # after the document: what was stored is told all the same
         raise Stopped("stopped; every acknowledged row is in the store", signal_number=heard[0])
@@ -297,7 +298,7 @@ def forget(
     holders = Table("snapshot=hash rows runs releases path", tainted, "Tainted")
     answer(
         document,
-        Note(f"{kind} {value}: {found.interactions:,} interactions deleted, and skipped from now on"),
+        Note(f"{kind} {value}: {count(found.interactions, 'interaction')} deleted, and skipped from now on"),
         Note(facts(document, "past_wins unchecked")),
         holders if tainted else Note("no snapshot here holds any of it"),
     )

@@ -19,6 +19,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import FULL_DISK, lock
 from hivetune.base.journal import Journal
 from hivetune.base.private import make_folder
+from hivetune.base.units import count
 from hivetune.config import RunConfig
 from hivetune.cycle import record, stations
 from hivetune.cycle.record import CycleEnd, CycleRow, Domain, OpenedFor, cycles_of, loop_folder
@@ -360,7 +361,8 @@ class Loop:
             query = "SELECT count(*) FROM interactions WHERE source LIKE ? AND feedback IS NOT NULL"
             with closing(open_database()) as database:
                 (captured,) = database.execute(query, (f"{GATEWAY}:%",)).fetchone()
-            told = f"{captured} rated answers that the gateway captured are not learned: data.path has no `store`"
+            answers, are = count(captured, "rated answer"), "is" if captured == 1 else "are"
+            told = f"{answers} that the gateway captured {are} not learned: data.path has no `store`"
             self._report("store", told if captured else "")
 
 

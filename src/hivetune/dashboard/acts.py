@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
+from hivetune.base.units import count
 from hivetune.dashboard.page import MakePage, Page, PageRequest
 from hivetune.dashboard.pages import named_release, named_run
 from hivetune.dashboard.watched import Watcher
@@ -96,7 +97,7 @@ def forgetting(watcher: Watcher, request: PageRequest) -> Page:
     with closing(open_database()) as database:
         result = forget(database, kind, value)
     # A snapshot's name is the hash of its content, so it is named and not changed; `rm` deletes it with its runs.
-    lines = [f"{result.interactions:,} interactions were removed, and are kept out from now on."]
+    lines = [f"Removed and kept out from now on: {count(result.interactions, 'interaction')}."]
     lines += [f"{result.past_wins} past wins were made of them and are removed."] if result.past_wins else []
     for taint in result.taints:
         uses = ", ".join((*taint.runs, *taint.releases)) or "nothing was made of it"

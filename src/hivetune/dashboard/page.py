@@ -20,7 +20,7 @@ from markupsafe import Markup
 from hivetune.base.disk import home, write_atomic
 from hivetune.base.paths import quoted
 from hivetune.base.private import make_folder, open_plain
-from hivetune.base.units import duration, number, size
+from hivetune.base.units import count, duration, number, size
 from hivetune.dashboard.watched import Watcher, run_id, short_path
 from hivetune.errors import UsageError
 from hivetune.serve.guard import Door, cookie_of_home
@@ -90,7 +90,7 @@ def _environment() -> jinja2.Environment:
     made = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     made.globals |= {"base": BELOW, "form_token": form_token, "link": link, "run_id": run_id, "short_path": short_path}
     made.filters |= {"duration": duration, "size": size, "number": number, "quoted": quoted}
-    made.filters |= {"moment": moment, "ago": _ago, "count": _count, "cell": _cell}
+    made.filters |= {"moment": moment, "ago": _ago, "count": count, "cell": _cell}
     return made
 
 
@@ -109,11 +109,6 @@ def moment(seconds: float) -> Markup:
 def _ago(seconds: float) -> Markup:
     """Return a time and its age as HTML."""
     return moment(seconds) + f" ({duration(max(0.0, time.time() - seconds))} ago)"
-
-
-def _count(value: int, singular: str, many: str = "") -> str:
-    """Return a count such as "1 row" or "2,000 rows"."""
-    return f"{value:,} {singular if value == 1 else many or singular + 's'}"
 
 
 def _cell(value: Any) -> Any:

@@ -23,10 +23,7 @@ from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, Rating
 from hivetune.serve.route import adapter_of
 from hivetune.train.open import load_run
 
-HELP = (
-    '/exit or Ctrl-D ends the chat, /new starts a new one; """ begins and ends a text of several lines; + or - after an'
-    " answer says that it was good or bad"
-)
+_HELP = '/exit or Ctrl-D ends the chat, /new starts a new one; """ begins and ends a text of several lines'
 _RATINGS: Mapping[str, Rating] = {"+": "up", "-": "down"}
 
 
@@ -61,6 +58,11 @@ class Chat:
     def __post_init__(self) -> None:
         self.clear()
 
+    @property
+    def help(self) -> str:
+        """What can be typed."""
+        return _HELP + ("; + or - after an answer says that it was good or bad" if self.capture else "")
+
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
         self._stored = ""
@@ -75,7 +77,7 @@ class Chat:
             elif command == "/new":
                 self.clear()
             elif command.startswith("/"):
-                write(f"{HELP}\n")
+                write(f"{self.help}\n")
             elif command:
                 self._turn(text, write)
 

@@ -22,7 +22,7 @@ _LOADED_ALIASES = frozenset(("champion", "previous", "candidate"))
 
 
 class Withdrawn(UsageError):
-    """Raised for a request that names a version which was rolled back."""
+    """Raised for a request that names a version which was rolled back, or a name that was retired."""
 
 
 def gateway_folder() -> Path:
@@ -104,7 +104,12 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
             raise UsageError(f"{name}: the gateway serves names with all their versions", hint=hint)
         find(database, name)
     found, base, served = Wanted(), ("", ""), dict[str, Path]()
-    for name, version in sorted(champion_versions(database).items()):
+    champions = champion_versions(database)
+    for release in releases(database):
+        if release.name not in champions and release.moves and release.moves[-1].action == "retired":
+            reason = f"was retired: {release.moves[-1].reason}"
+            found.refused.update(dict.fromkeys((release.label, release.name), (Withdrawn, reason)))
+    for name, version in sorted(champions.items()):
         all_releases = releases(database, name)
         # What should answer; the one before it does where it can't be served.
         champion = next(release for release in all_releases if release.version == version)
@@ -231,7 +236,9 @@ class Routes:
         loaded = self.labels | self.champions.keys()
         kind, reason = self.wanted.refused.get(named, (None, ""))
         # What is damaged on the disk may still be loaded; what was withdrawn answers nobody.
-        if kind is Withdrawn or (kind is not None and named not in loaded):
+        # A base outlives a retired release of its name.
+        is_refused = named != self.base if kind is Withdrawn else named not in loaded
+        if kind is not None and is_refused:
             raise kind(f"{model} {reason}")
         if not self.base or named in (self.wanted.labels | self.wanted.champions.keys()) - loaded:
             problems = "; ".join(self.problems)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.database import database_path, open_database
+from hivetune.base.units import count
 from hivetune.config import MAX_TOKENS_A_ROW, DataConfig, RunConfig, parse_config
 from hivetune.data.files.find import check_storable, find_sources, is_pipe
 from hivetune.data.mapping import check_columns
@@ -291,7 +292,7 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
 
 def checked_rows(report: Mapping[str, Any]) -> CountedRows:
     """Return the number and mean length of the training rows from the report of a `check` with a model."""
-    basis = "; ".join([f"{report['rows_in']:,} rows checked", *report["groups"]["missed"]])
+    basis = "; ".join([f"{count(report['rows_in'], 'row')} checked", *report["groups"]["missed"]])
     return CountedRows(report["splits"]["train"], report["tokens"] / report["usable"], basis)
 
 
@@ -310,10 +311,10 @@ def count_rows(data: DataConfig) -> CountedRows:
                 texts = (text for m in messages for text in (m.content, m.reasoning or "", *map(str, m.tool_calls)))
                 sampled.append(sum(map(len, texts)) / CHARS_PER_TOKEN + TOKENS_A_MESSAGE * len(messages))
     if not sampled:
-        fault = f"{rows:,} rows counted, but none can be trained" if rows else f"{data.path} holds no row"
+        fault = f"{count(rows, 'row')} counted, but none can be trained" if rows else f"{data.path} holds no row"
         raise UsageError(fault, hint="see why: hivetune check ROWS; or plan without them: --rows N --tokens N")
     trained = max(1, round(rows * (1 - data.validation - data.test)))
-    return CountedRows(trained, sum(sampled) / len(sampled), f"{rows:,} rows counted")
+    return CountedRows(trained, sum(sampled) / len(sampled), f"{count(rows, 'row')} counted")
 
 
 def stored_bytes() -> int:
