@@ -56,6 +56,15 @@ def make(folder: Path, name: str = "mine-abc", ended: str | None = "stopped") ->
     return run
 
 
+def test_status_names_a_run_as_show_takes_it(tmp_path: Path) -> None:
+    """It named the run by its config, as three others, and only its notes by what `show` takes."""
+    runs = [make(tmp_path, "mine-abc"), make(tmp_path, "mine-def"), make(tmp_path / "other", "mine-def")]
+    told = hivetune("status", "--json").stdout
+    assert {run["name"] for run in json.loads(told)["recent"]} == {"mine-abc", *map(str, runs[1:])}
+    for run in json.loads(told)["recent"]:
+        assert json.loads(hivetune("show", run["name"], "--json").stdout)["run"] == run["run"]
+
+
 def test_all_runs_and_one_run(tmp_path: Path) -> None:
     run = make(tmp_path)
     config = parse_config({"model": "smollm2-135m", "data": {"path": "rows.jsonl"}})

@@ -12,7 +12,7 @@ from hivetune.base.journal import Journal
 from hivetune.cycle.record import JOURNAL, loop_folder
 from hivetune.dashboard.overview import needs_of, overview
 from hivetune.release.registry import Release
-from hivetune.run.status import RunStatus, State, shortest_names
+from hivetune.run.status import RunStatus, State
 
 
 def run(folder: Path, state: State) -> RunStatus:
@@ -65,7 +65,7 @@ def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> N
 def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
     states: tuple[State, ...] = ("interrupted", "failed", "damaged", "done", "stopped", "running")
     runs = [run(tmp_path / state, state) for state in states]
-    steps = [*needs_of(runs, shortest_names([status.run for status in runs]), [CHAMPION], {"faq@1": 3})]
+    steps = [*needs_of(runs, [CHAMPION], {"faq@1": 3})]
     assert [(step.why, step.command) for step in steps] == [
         ("interrupted was interrupted at step 20", "hivetune train interrupted"),
         ("failed failed: out of memory", "hivetune show failed"),
@@ -84,4 +84,4 @@ def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
     ],
 )
 def test_a_candidate_that_passed_the_gate_waits(candidate: Release, asked: list[str]) -> None:
-    assert commands(needs_of([], {}, [CHAMPION, candidate], {"faq@1": 0, "faq@2": 0})) == asked
+    assert commands(needs_of([], [CHAMPION, candidate], {"faq@1": 0, "faq@2": 0})) == asked

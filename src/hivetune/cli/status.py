@@ -23,7 +23,7 @@ def status() -> None:
     lines.append(f"interactions in the store: {state.interactions:,}")
     running = Table("running=name step steps loss validation_loss tokens/s=tokens_per_second left_s", state.running)
     recent = Table("run=name state step steps loss validation_loss begun=created", state.recent)
-    problems = [(run.run.name, run.storage_problem) for run in (*state.running, *state.recent) if run.storage_problem]
+    problems = [(run.name, run.storage_problem) for run in (*state.running, *state.recent) if run.storage_problem]
     answer(
         state.document(),
         running if state.running else "nothing is running",

@@ -2,8 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hivetune.base.database import open_existing_database
@@ -79,6 +78,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     champions = tuple(release for release in registered if "champion" in release.aliases)
     holder = lock_holder(gateway_folder())
     names = shortest_names([status.run for status in runs])
+    runs = [replace(status, name=names[status.run]) for status in runs]  # as `show` takes it
     # A cycle continues its own runs without a person.
     mine = [status for status in runs if not status.run.is_relative_to(home() / "cycles")]
     failed = [(loop.name, loop.failed) for loop in loops if loop.failed]
@@ -92,7 +92,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         gateway_pid=holder.pid if holder else None,
         loops=loops,
         interactions=interactions,
-        needs=(*needs_of(mine, names, registered, tainted), *needs),
+        needs=(*needs_of(mine, registered, tainted), *needs),
         next=tuple(_next_steps(bool(mine), interactions, unserved=bool(champions) and holder is None)),
     )
 
@@ -119,14 +119,12 @@ def cycle_loop(database: sqlite3.Connection, name: str) -> CycleLoop:
     )
 
 
-def needs_of(
-    runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], tainted: Mapping[str, int]
-) -> Iterator[Suggestion]:
-    """Yield the problems that need a person. `names`: the name of each run on the command line. `tainted`: label of a
-    release -> number of its rows that were forgotten since.
+def needs_of(runs: list[RunStatus], registered: list[Release], tainted: Mapping[str, int]) -> Iterator[Suggestion]:
+    """Yield the problems that need a person. The name of each run is that of the command line. `tainted`: label
+    of a release -> number of its rows that were forgotten since.
     """
     for status in runs:
-        name = names[status.run]
+        name = status.name
         what = {
             "interrupted": (f"was interrupted at step {status.step}", "train"),
             "failed": (f"failed: {status.last_fault}", "show"),
