@@ -255,7 +255,7 @@ def test_actions_do_what_their_commands_do(guarded: Guarded) -> None:
     assert "/rollback" not in page and "no champion before it" in page
     assert "no champion before helpdesk@1" in shown(guarded, f"{first}/rollback", 400)
     assert "rolled back" in post(guarded, f"{second}/promote", 409)  # not without the command's --force
-    assert "1 interactions were removed" in post(guarded, "/data/forget", kind="user", value=HOSTILE)
+    assert "kept out from now on: 1 interaction." in post(guarded, "/data/forget", kind="user", value=HOSTILE)
     for wrong in ({"kind": "user", "value": ""}, {"kind": "all", "value": "x"}, {}, {"kind": "row", "value": "no:1"}):
         post(guarded, "/data/forget", 400, **wrong)
     going = home() / "runs" / "going"
