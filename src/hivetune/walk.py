@@ -57,7 +57,7 @@ def configure(config: Config, overrides: Iterable[str] = ()) -> RunConfig:
 def check(config: Config, *, progress: Progress = silent) -> dict[str, Any]:
     """Return the report on the rows of a config, as `hivetune check --json` prints it.
 
-    It counts every row by what becomes of it, with reasons and places. Bad rows raise nothing.
+    It counts every row by its fate, with reasons and places. Bad rows raise no error.
     """
     settings = configure(config)
     model = fetch_model(settings.model, progress, settings.template)
@@ -91,11 +91,11 @@ def plan(config: Config, *, card: str | None = None) -> Planned:
 
 
 def train(config: Config, name: str = "python", *, progress: Progress = silent) -> Run:
-    """Train an adapter and return its run. A run of the same config and rows is continued, a finished one returned.
+    """Train an adapter and return its run. A run of the same config and rows is continued; a finished one is returned.
 
-    `run.folder` holds the adapter, and `run.record["result"]` the figures that `hivetune train --json` prints.
-    `run.warning` says why llama.cpp can't serve the base, so that the run is judged by its loss alone; empty if it can.
-    Raises RecoveryExhausted if faults could not be overcome; the folder then holds the best adapter so far.
+    `run.folder` has the adapter, and `run.record["result"]` the figures that `hivetune train --json` prints.
+    `run.warning` is the reason why llama.cpp can't serve the base, so that the run is judged by its loss alone; empty
+    if it can. Raises RecoveryExhausted if faults could not be overcome; the folder then has the best adapter so far.
     """
     run, warning = open_run(configure(config), name, progress), ""
     if not run.is_finished:
@@ -133,9 +133,9 @@ def gate(run: Run) -> Verdict:
 def export(
     run: Run, to: str = "gguf", *, quant: str = DEFAULT_QUANT, prove: bool = True, progress: Progress = silent
 ) -> Exported:
-    """Write a run as adapter, merged, gguf or gguf-adapter, and return where it is.
+    """Write a run as adapter, merged, gguf or gguf-adapter; return the export, whose `path` is the file or folder.
 
-    With `prove` the exported file is checked to compute what was trained. Raises HivetuneError if it does not.
+    With `prove` the exported file is checked to compute the trained model. Raises HivetuneError if it does not.
     """
     exported = export_run(run.folder, to, quant=quant, progress=progress)
     if prove:
@@ -167,9 +167,10 @@ def register_run(folder: Path, name: str, domain: Mapping[str, str] | None = Non
 
 
 def _prove(run: Run) -> dict[str, Any]:
-    """Prove the adapter's GGUF file. `unserved` says why this model or this machine can't serve it.
+    """Return the proof of the adapter's GGUF file. Its `unserved` is the reason why this model can't be served on this
+    machine.
 
-    Raises HivetuneError for a file that is not what was trained.
+    Raises HivetuneError for a file that does not compute the trained model.
     """
     try:
         return {"export": prove_export(run.folder, export_run(run.folder, "gguf-adapter"))}

@@ -1,4 +1,4 @@
-"""The reading of JSON and text files of runs, with errors that say what is missing or damaged, and what to do."""
+"""The reading of JSON and text files of runs. An error names the missing or damaged file and the next step."""
 
 import contextlib
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ def kernel_release(root: Path = _ROOT) -> str:
 
 
 def memory_sizes(root: Path = _ROOT) -> dict[str, int]:
-    """Return /proc/meminfo in bytes."""
+    """Return name -> bytes of each entry of /proc/meminfo."""
     lines = (line.replace(":", " ").split() for line in system_text(root / "proc/meminfo").splitlines())
     return {line[0]: int(line[1]) * 1024 for line in lines if len(line) >= 2 and line[1].isdecimal()}
 

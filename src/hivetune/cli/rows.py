@@ -189,7 +189,7 @@ def suggestion_text(line: Mapping[str, Any]) -> str:
 
 
 def _ends(text: str) -> str:
-    """Return a text with both of its ends: answers that begin alike are told apart."""
+    """Return both ends of a text, so that answers with the same beginning can be told apart."""
     return text if len(text) <= 44 else f"{text[:22]}...{text[-19:]}"
 
 

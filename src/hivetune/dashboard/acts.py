@@ -107,7 +107,7 @@ def forgetting(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _subject(fields: Mapping[str, str]) -> tuple[ForgetKind, str]:
-    """Return the kind and the name of what to forget, from the form's fields. Raises UsageError."""
+    """Return the kind and the name to forget, from the form's fields. Raises UsageError."""
     kinds: tuple[ForgetKind, ...] = get_args(ForgetKind)
     kind, value = next((kind for kind in kinds if kind == fields.get("kind")), None), fields.get("value", "").strip()
     if kind is None or not value:

@@ -98,8 +98,8 @@ def turn_table(columns: Mapping[str, str]) -> Log:
 
 
 def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
-    """Return a turn with its text and who speaks under our names: a role, or a speaker where the user says who answers
-    or the name is not a role.
+    """Return a turn with its text and its role under our names; with a speaker instead of a role if the user named the
+    assistant or the name is not a role.
     """
     if not isinstance(turn, dict):
         return turn
@@ -186,7 +186,7 @@ def _path(column: str) -> Path:
 
 
 def rows_at(record: Any, path: str) -> list[Any]:
-    """Return the rows of a record, at `rows=PATH`; none where nothing is there."""
+    """Return the rows of a record at `rows=PATH`; an empty list if the path has no value."""
     value = value_of(record, path) if isinstance(record, dict) else _path(path).find(record)
     return value if isinstance(value, list) else [] if value is None else [value]
 
@@ -231,7 +231,7 @@ def where_of(condition: str) -> tuple[str, str, str]:
 
 
 def lacks_where(rows: Sequence[Row], columns: Mapping[str, str]) -> UsageError | None:
-    """Return the error of a condition on a column that none of these rows has; None where one has it."""
+    """Return the error of a condition on a column that none of these rows has; None if a row has it."""
     if WHERE not in columns or not rows:
         return None
     column = where_of(columns[WHERE])[0]

@@ -98,7 +98,9 @@ def read_machine(
 
 
 def cpu_workers(cores: int, threads: int | None = None) -> int:
-    """Return how many workers share the cores, each with `threads` threads (default: a quarter of the cores)."""
+    """Return the number of workers that share the cores, each with `threads` threads (default: a quarter of the
+    cores).
+    """
     return max(1, cores // (threads or max(1, cores // WORKERS_PER_MACHINE)))
 
 

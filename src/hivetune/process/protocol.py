@@ -224,7 +224,7 @@ class Outcome:
         raise errors.HivetuneError(message, hint=self.error.hint)
 
     def ending(self) -> str:
-        """Return how the child ended, as a phrase for messages."""
+        """Return the end of the child as a phrase for messages, such as its exit code or signal."""
         if self.status == "hung":
             return f"gave no sign of life for too long and was killed after {self.seconds:.0f} s"
         if self.signal is not None:

@@ -17,8 +17,9 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 def handle_stop_signals(handler: Handler, numbers: Sequence[int] = NUMBERS) -> dict[int, Any]:
-    """Let `handler` handle these signals, and return the previous handlers by signal. SIGHUP stays ignored where it is:
-    who starts a command with nohup and closes the terminal wants it to go on."""
+    """Let `handler` handle these signals; return signal -> previous handler. SIGHUP stays ignored if it is: a command
+    started with nohup goes on after its terminal is closed.
+    """
     taken = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in taken}
 

@@ -211,7 +211,9 @@ def champion_versions(database: sqlite3.Connection) -> dict[str, int]:
 
 
 def forgotten_rows(database: sqlite3.Connection, snapshot: str, since: float = 0.0) -> int:
-    """Return how many rows of a snapshot, at least, were forgotten after both the snapshot was made and `since`."""
+    """Return the least number of rows of a snapshot that were forgotten after both `since` and the making of the
+    snapshot.
+    """
     query = "SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ? AND time > ?"
     return int(database.execute(query, (snapshot, since)).fetchone()[0])
 

@@ -116,8 +116,8 @@ class RunTally:
 
 
 def run_status(run: Path, read: Callable[[], RunTally] | None = None) -> RunStatus:
-    """Return the status of the run in a folder; of a damaged one `problem` says where. `read` returns the sums over
-    its journals, for a caller that has read them. Raises UsageError when `run` is not a run folder.
+    """Return the status of the run in a folder; its `problem` names the damaged file, if any. `read` returns the sums
+    over its journals, for a caller that has read them. Raises UsageError if `run` is not a run folder.
     """
     if not os.path.lexists(run / RECORD):
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
@@ -251,10 +251,10 @@ def event_text(entry: Mapping[str, Any]) -> str:
 
 
 def find_run(name: str, or_else: str = "") -> Path:
-    """Return the folder of a run by path, name, unique prefix of a name, or `last`: the newest, one of a cycle only
-    where there is no other.
+    """Return the folder of a run by path, name, unique prefix of a name, or `last`: the newest run, one of a cycle only
+    if there is no other.
 
-    `or_else` is what else the name could mean, for the message. Raise UsageError that names similar runs.
+    `or_else`: another meaning of the name, for the message. Raise UsageError that names similar runs.
     """
     path, runs = expanded(name), run_folders()
     if (path / RECORD).exists():

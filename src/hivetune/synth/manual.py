@@ -170,9 +170,10 @@ def _without_shared(entries: Sequence[DocEntry]) -> Iterator[DocEntry]:
 
 
 def with_placeholders(line: Line, *, glued: bool = False) -> str:
-    """Return the text with each italic word as <word>: what a caller has to replace.
+    """Return the text with each italic word as <word>, a placeholder.
 
-    Where a line begins in italics, that is the command, as in Git's pages. `glued`: only words directly after a letter.
+    If a line begins in italics, those words are the command, as in Git's pages. `glued`: replace only words directly
+    after a letter.
     """
     marked = line.text
     for match in reversed(list(re.finditer(r"i+", line.italic[: len(line.text)]))):

@@ -111,8 +111,8 @@ def _of_entry(page: DocPage, entry: DocEntry, action: str, draw: random.Random) 
 
 
 def _is_of_several(entry: DocEntry) -> bool:
-    """Return whether the entry describes several options or settings, as `--cache, --no-cache` or `User=, Group=`: what
-    it says does not fit one alone.
+    """Return whether the entry describes several options or settings, such as `--cache, --no-cache` or `User=, Group=`,
+    so that its description fits no single one.
     """
     return sum(name.startswith("--") or name.endswith("=") for name in entry.names) > 1
 
@@ -170,9 +170,9 @@ _SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
 
 
 def spelled_option(page: DocPage, entry: DocEntry) -> str:
-    """Return an option as it is typed, with a placeholder for its argument: `--limit=NUM`.
+    """Return an option as a user types it, with a placeholder for its argument: `--limit=NUM`.
 
-    It is empty where that can't be told: the option may need another one, or a sub-command.
+    "" if that is unknown: the option may need another one, or a sub-command.
     """
     needs_more = bool(options_in(entry.text) - {*entry.names}) or page.has_commands
     forms = [re.sub(r"\[[^\]]*\]", "", form).strip() for form in re.split(r", | \| ", entry.usage)]

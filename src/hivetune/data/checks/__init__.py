@@ -1,1 +1,1 @@
-"""The checks of a row: what makes it unfit to learn from, private, or a copy of another row."""
+"""The checks of a row: reasons not to learn from it, private data in it, and whether it is a copy of another row."""

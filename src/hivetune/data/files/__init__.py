@@ -1,1 +1,1 @@
-"""The files that hold rows: their kinds, and how each kind is read as numbered rows."""
+"""The files of rows: their kinds, and a reader for each kind that yields numbered rows."""

@@ -241,7 +241,7 @@ def _names(header: list[str], name: str) -> list[str]:
 
 
 def _arrow_rows(source: Source) -> Iterator[PlacedRow]:
-    """Yield the rows of a Parquet or Arrow file. Raise DataRefused where it is damaged."""
+    """Yield the rows of a Parquet or Arrow file. Raise DataRefused if it is damaged."""
     number = 0
     try:
         for batch in _arrow_batches(source):

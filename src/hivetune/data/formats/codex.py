@@ -71,7 +71,9 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
 
 
 def _after(compaction: dict[str, Any], session: _Session) -> _Session:
-    """Return the session that goes on with what a compaction kept. Its answers are learned in the row before it."""
+    """Return the session that continues with the items kept by a compaction. Their answers are learned in the row
+    before it.
+    """
     history = objects(compaction.get("replacement_history")) or []
     hidden = any(item.get("encrypted_content") for item in history if item.get("type") in _SUMMARIES)
     following = _Session(session.name, session.time, session.system, is_encrypted=hidden)

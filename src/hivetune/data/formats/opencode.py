@@ -61,7 +61,7 @@ def read(row: Row) -> Conversation | None:
 
 
 def _answer(parts: list[dict[str, Any]]) -> list[Message]:
-    """Return an answer: what was said and called, and the results."""
+    """Return an answer as messages: its text, its calls and their results."""
     content: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []  # of the calls that were made at once
     for part in parts:

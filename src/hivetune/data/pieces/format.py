@@ -54,7 +54,7 @@ class Format(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Records that hold rows. `rows` yields them, and nothing for a record of another format; `needs` as of a
+    """Records that hold rows. `rows` yields them; it yields no row for a record of another format. `needs`: as in
     Format.
     """
 
@@ -74,8 +74,8 @@ class Head(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Files whose rows have many lines. `rows` yields (line, record), or (line, RowRefused) where one is lost; formats
-    of records read these.
+    """Files whose rows have many lines. `rows` yields (line, record), or (line, RowRefused) for a row that can't be
+    joined; formats of records read these.
     """
 
     name: str

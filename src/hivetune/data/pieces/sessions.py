@@ -184,8 +184,8 @@ def read_session(row: Row) -> Conversation:
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
-    """Return turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. Raise
-    RowRefused: who-answers, where nobody is named; filtered, where the named one says nothing.
+    """Return turns that name a `speaker`, with a role for each: `assistant` answers, all others ask. Raise RowRefused:
+    who-answers if no assistant is named; filtered if the assistant has no turn.
     """
     said = [str(turn["speaker"]) for turn in turns if isinstance(turn, dict) and "speaker" in turn]
     if not said:

@@ -40,7 +40,7 @@ def parsed(value: Any) -> Any:
 
 
 def text_of(value: Any, column: str) -> str:
-    """Return the text of one value, empty for null. Raise RowRefused("wrong-type") for what is not a text or number."""
+    """Return the text of one value, "" for null. Raise RowRefused("wrong-type") unless it is a text or a number."""
     if isinstance(value, bool | dict | list):
         kind = {bool: "true or false", dict: "an object", list: "a list"}[type(value)]
         raise RowRefused("wrong-type", f"{column} must be a string, not {kind}")
@@ -97,7 +97,9 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 class Path(NamedTuple):
-    """A path, compiled. `heads`: the columns at which it begins; `one_of`: those of which the first is read."""
+    """A compiled path. `heads`: the columns at which it begins; `one_of`: columns of which only the first one present
+    is read.
+    """
 
     text: str
     find: Callable[[Any], Any]

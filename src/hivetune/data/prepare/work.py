@@ -76,7 +76,7 @@ class Work:
         return dict(self.all("SELECT fate, count(*) FROM rows GROUP BY fate ORDER BY fate"))
 
     def refused(self, severity: str) -> dict[str, int]:
-        """Return the number of rows of each reason of this severity for which rows are left out."""
+        """Return reason -> number of rows left out for it, for the reasons of this severity."""
         return {fate: count for fate, count in self.counts().items() if severity_of(fate) == severity}
 
 

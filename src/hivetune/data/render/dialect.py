@@ -1,4 +1,4 @@
-"""The dialect of a template: which fields and forms of a message it reads, found by trial."""
+"""The dialect of a template: the fields and forms of a message that it reads, found by trial."""
 
 import hashlib
 import json
