@@ -181,7 +181,7 @@ def publish(work: Path, folder: Path, extra: dict[str, Any] | None = None) -> No
 
 
 def manifest_problems(folder: Path, only: Collection[str] | None = None, *, read_ns: int = 0) -> list[str]:
-    """Return the differences from the manifest in words, none if every file that it names is intact.
+    """Return the differences from the manifest in words; an empty list if every file that it names is intact.
 
     `only` limits the check to these files. The content of files last written before `read_ns` is not read.
     """

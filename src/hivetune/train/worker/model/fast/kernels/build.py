@@ -1,7 +1,8 @@
-"""The C++ kernels as a shared library for each dtype: compiled once for this processor, named by its inputs' hash.
+"""The C++ kernels as a shared library for each dtype, compiled once for this processor. The file's name has the hash of
+its inputs.
 
 Compiling takes seconds, when a model is prepared or on first use. `HIVETUNE_KERNELS` names another folder than the
-home's `kernels`. A compiler is needed only where there is no such file yet, and it is not part of the name: a run
+home's `kernels`. A compiler is needed only if the file does not exist yet. The compiler is not part of the hash: a run
 continues with the library that it began with. Without a library (no compiler, no room on the disk, a disk that runs no
 programs, another system than Linux) the plain kernels in torch run.
 """
