@@ -94,7 +94,10 @@ def releases(
 ) -> None:
     """List releases with their aliases and verdicts, or explain where one comes from: run, data, verdict, history."""
     if retire is not None and release is not None:
-        raise UsageError("--retire takes the only release", hint=f"hivetune releases --retire {retire}")
+        raise UsageError(
+            "a release is named twice: by --retire and as the one to explain",
+            hint=f"hivetune releases --retire {retire}",
+        )
     with closing(open_database()) as database:
         if retire is not None:
             document = _retire(database, retire, reason)
