@@ -67,7 +67,7 @@ def test_in_a_terminal_ctrl_c_ends_the_answer_and_not_the_chat(own_home: Path, t
         return found
 
     try:
-        assert "+ or - after an answer" in read_until("> ")
+        assert "/exit or Ctrl-D ends the chat" in (shown := read_until("> ")) and "+ or -" not in shown
         read_until("> ", interrupt=True)  # at the prompt: what was typed is taken back
         os.write(master, b"hello\n")
         if not read_until("hello\r\n").partition("hello\r\n")[2]:
