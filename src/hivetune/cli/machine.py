@@ -247,7 +247,9 @@ def demo() -> None:
     show("\n3. export: a GGUF file that computes what was trained")
     export(run, quant=SERVED_QUANT)  # as the evaluation has made it, so that it is not written twice
     show(f"\n4. chat: {QUESTION}")
-    chat(run, prompt=QUESTION, system=SYSTEM_PROMPTS["caller"], quant=SERVED_QUANT)
+    # No longer than the answers that were judged: on some processors this one never ends.
+    caller, most = SYSTEM_PROMPTS["caller"], settings.eval.tokens
+    chat(run, prompt=QUESTION, system=caller, quant=SERVED_QUANT, max_tokens=most)
     present(
         f"\nnext: hivetune chat {quoted(run)}    # talk to it",
         "  hivetune check YOUR.jsonl --model smollm2-135m    # look at your own rows",
