@@ -58,7 +58,9 @@ def test_a_label_decides_nothing_and_is_listed(name: str, column: str, distinct:
     assert words in listed["hint"]
 
 
-@pytest.mark.parametrize("column", ["score", "rating", "helpful", "error", "is_correct", "verdict", "passed", "reward"])
+@pytest.mark.parametrize(
+    "column", ["score", "rating", "helpful", "error", "is_correct", "verdict", "passed", "reward", "weight"]
+)
 def test_no_other_column_is_an_outcome_by_its_name(column: str, tmp_path: Path) -> None:
     rows = [{"question": f"Is {n} odd?", "answer": str(n % 2 == 1), column: n % 2} for n in range(20)]
     document = report_of(write(tmp_path / "rows.jsonl", rows))

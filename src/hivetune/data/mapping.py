@@ -40,7 +40,7 @@ _JOINED = ("prompt", "text")
 AND = "+"
 # What else is read of a row: what the gateway and the program itself write.
 OF_ANSWERS = frozenset(("chosen", "rejected", "correction", "rejected_answer"))
-OWN = frozenset(("answered_by", "client", "latency_s", "logprob", "synth", "untrusted", "origin", "checker", "weight"))
+OWN = frozenset(("answered_by", "client", "latency_s", "logprob", "synth", "untrusted", "origin", "checker"))
 MAX_NAMED = 8  # columns in a message
 # A comma ends a column only where a field follows it, so that texts, paths and names may have commas. `==` is of paths.
 _NEXT_FIELD = re.compile(r",\s*(?=\w+\s*=(?!=))")
