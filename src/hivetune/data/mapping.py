@@ -84,9 +84,8 @@ def turn_table(columns: Mapping[str, str]) -> Log:
     def read(event: Row) -> TableTurn | RowRefused:
         session = value_of(event, columns["session"])
         if not isinstance(session, str | int):
-            return RowRefused(
-                "unknown-layout", f"no session in {columns['session']!r}; {near_column(event, 'session')}"
-            )
+            column = columns["session"]
+            return RowRefused("unknown-layout", f"no session in {column!r}; {near_column(event, column)}")
         try:
             _filter(event, columns)
         except RowRefused as refused:
@@ -201,8 +200,8 @@ def _has_column(row: Row, column: str) -> bool:
 
 
 def near_column(row: Row, name: str) -> str:
-    """Return a hint that names the column most like `name`, else the first columns of the row."""
-    near = difflib.get_close_matches(name, row, 1)
+    """Return a hint that names the other column most like `name`, else the first columns of the row."""
+    near = difflib.get_close_matches(name, row.keys() - {name}, 1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:MAX_NAMED])) or 'none'}"
 
 
