@@ -128,10 +128,9 @@ def compare_scores(kind: str, trained: Sides, exported: Sides) -> dict[str, Any]
     problems = []
     if "base" in exported:
         of_base["base_typical"] = of = _distance(columns[0], columns[2])
-        limit = BOUNDS.get(kind, COARSEST_BOUND) if QUANTS.get(kind, 16) < 16 else COARSEST_BOUND
         # All are written so that NaN is a problem too.
-        if not of <= limit:
-            problems.append(f"the base alone differs by {of:.3f} nats on average, at most {limit:g} in {kind}")
+        if not of <= bound:
+            problems.append(f"the base alone differs by {of:.3f} nats on average, at most {bound:g} in {kind}")
         bound = QUANTIZED_BOUND + QUANTIZED_FACTOR * of
     if not typical <= bound:
         problems.append(f"log-probabilities differ by {typical:.3f} nats on average, at most {bound:.3f} expected")
