@@ -1,4 +1,4 @@
-"""A base is converted and proven once, before its first training, and a release answers as it was proven."""
+"""A base is converted and proven once, before its first training."""
 
 import shutil
 from pathlib import Path
