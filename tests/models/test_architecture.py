@@ -119,5 +119,6 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_config_names_the_command() -> None:
-    with pytest.raises(UsageError, match="hivetune fetch"):
+    with pytest.raises(UsageError, match="hivetune fetch") as error:
         read_architecture(Path("/nonexistent/config.json"))
+    assert error.value.message == "cannot read /nonexistent/config.json: No such file or directory"

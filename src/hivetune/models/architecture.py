@@ -213,7 +213,8 @@ def read_architecture(path: Path) -> Architecture:
     try:
         return parse_architecture(parse_json(read_bounded(path, MAX_CONFIG_BYTES)), str(path))
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}", hint="prepare the model: hivetune fetch MODEL") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot read {path}: {reason}", hint="prepare the model: hivetune fetch MODEL") from None
 
 
 def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:

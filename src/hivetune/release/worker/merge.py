@@ -85,7 +85,7 @@ def _transposed_weights(model: Path) -> set[str]:
 
 
 def kept_share(model: Path, parts: Mapping[str, Part], heartbeat: Heartbeat) -> float:
-    """Return the share of the adapter's change (0 to 1) that remains when merged weights are rounded to the base's
+    """Return the share of the adapter's change that remains when merged weights are rounded to the base's
     type: the slope of the rounded change over the exact one. 1 for an adapter that changes nothing.
     """
     kept = squares = 0.0
