@@ -12,7 +12,7 @@ import sqlite3
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import pytest
 from hivetune.data import formats
 from hivetune.data.columns import plain_row
 from hivetune.data.files.inputs import plan_inputs
-from hivetune.data.formats import all_formats, formats_with, read_conversation
+from hivetune.data.formats import all_formats, formats_with, read_conversation, rows_inside
 from hivetune.data.pieces.format import Format, Log, Store
 from hivetune.data.pieces.values import Row
 from hivetune.data.prepare.understand import rows_of_files
@@ -69,6 +69,26 @@ def row_of(raw: Any, columns: dict[str, str]) -> dict[str, Any]:
     row = {"line": line, "layout": read.layout, "messages": messages, "changed": list(read.changed), **facts}
     kept = {key: value for key, value in row.items() if value not in EMPTY and value != "sft"}
     return dict(json.loads(json.dumps(kept)))
+
+
+def mutated(value: Any) -> Iterator[Any]:
+    """Yield `value` with each part of it in turn replaced by values of other types."""
+    yield from ({}, [[]], 1, "x")
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        for part in mutated(value[key]):
+            changed = value.copy()
+            changed[key] = part
+            yield changed
+
+
+def test_no_part_of_another_type_ends_a_check() -> None:
+    for sample in SAMPLES:
+        for raw in list(rows_of_files(str(sample)))[:3]:
+            for row in mutated(json.loads(raw.payload) if raw.problem is None else {}):
+                payload = json.dumps(row).encode()
+                for inside in rows_inside(payload) or [payload]:
+                    with contextlib.suppress(RowRefused):
+                        read_example(replace(raw, payload=inside, file=None), {})
 
 
 def forget_formats() -> None:

@@ -68,7 +68,7 @@ def read_claude(row: Row) -> Conversation:
     by_id = {str(turn.get("uuid")): turn for turn in turns}
     parents = {name: turn.get("parent_message_uuid") for name, turn in by_id.items()}
     leaf = str(row.get("current_leaf_message_uuid"))
-    if len(by_id) < len(turns) or not any(parent in by_id for parent in parents.values()):  # a list, and no tree
+    if len(by_id) < len(turns) or by_id.keys().isdisjoint(map(str, parents.values())):  # a list, and no tree
         by_id = {str(number): turn for number, turn in enumerate(turns)}
         parents = {name: str(int(name) - 1) for name in by_id}
     return _chat("claude", by_id, parents, leaf if leaf in by_id else list(by_id)[-1], _claude_turn)
@@ -143,7 +143,7 @@ def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
     answers, attached = turn.get("sender") == "assistant", listed(turn.get("attachments"))
     texts = [one_of(item, "extracted_content") for item in attached]
     files = [*listed(turn.get("files")), *listed(turn.get("files_v2"))]
-    known = {one_of(item, "file_name") for item in attached}
+    known = [one_of(item, "file_name") for item in attached]
     if not all(isinstance(text, str) for text in texts) or (
         not answers and any(one_of(file, "file_name") not in known for file in files)
     ):

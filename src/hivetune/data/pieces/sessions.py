@@ -197,7 +197,7 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
         likely = next((name for name, _ in speakers.most_common() if name != said[0]), said[0])
         example = shlex.quote(f"assistant={likely}")
         raise RowRefused("who-answers", f"{named}: say who answers, as in --columns {example}")
-    if assistant not in speakers:
+    if assistant not in said:
         # A first name alone is meant as often as it is misspelt: "Ben" is 0.55 like "Ben Osei".
         near = difflib.get_close_matches(str(assistant), speakers, 1, cutoff=0.5)
         raise RowRefused("filtered", f"{assistant!r} says nothing here" + (f"; {near[0]!r} does" if near else ""))

@@ -113,7 +113,9 @@ def without_padding(conversation: Conversation) -> Conversation:
     """Return the conversation with calls whose arguments are null only where their tool allows it."""
     # A column of Arrow has every key that any of its rows has, so that calls of one tool have the arguments of all.
     functions = [tool["function"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
-    schemas = {function["name"]: function.get("parameters") for function in functions if "name" in function}
+    schemas = {
+        function["name"]: function.get("parameters") for function in functions if isinstance(function.get("name"), str)
+    }
 
     def given(message: Message) -> Message:
         calls = [dict(call) for call in message.tool_calls]
@@ -132,9 +134,9 @@ def _given(value: Any, schema: Any) -> Any:
         return [_given(item, one_of(schema, "items")) for item in value]
     if not isinstance(value, dict):
         return value
-    properties = one_of(schema, "properties") or {}
-    fields = {key: _given(item, properties.get(key)) for key, item in value.items()}
-    return {key: item for key, item in fields.items() if item is not None or _is_nullable(properties.get(key))}
+    properties = one_of(schema, "properties")
+    fields = {key: _given(item, one_of(properties, key)) for key, item in value.items()}
+    return {key: item for key, item in fields.items() if item is not None or _is_nullable(one_of(properties, key))}
 
 
 def _is_nullable(schema: Any) -> bool:
@@ -267,7 +269,7 @@ def _result(part: Mapping[str, Any]) -> Message:
     value = one_of(inner, "content", "output", "result", "response", "tool_result")
     value = parsed(value) if part.get("type") == "toolCallResult" else value  # LM Studio writes parts as JSON text
     media = any(one_of(item, "type") in ("image", "image_url", "document") for item in listed(value))
-    if media or (inner is not part and inner.get("parts")):
+    if media or (inner is not part and one_of(inner, "parts")):
         raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
     if isinstance(value, dict) and value.keys() == {"output"}:
         value = value["output"]  # Gemini's programs

@@ -138,7 +138,7 @@ def compile_path(text: str) -> Path:
     def search(value: Any) -> Any:
         try:
             return compiled.search(value)
-        except JMESPathError:  # a function was given a value of another type
+        except (JMESPathError, TypeError):  # a function or a comparison was given a value of another type
             return None
 
     begins = frozenset(_heads(compiled.parsed))
