@@ -1,5 +1,5 @@
-"""Logged requests and responses of model APIs: OpenAI (chat, completions,
-Responses), Anthropic, Gemini and Ollama. Where a log holds these, its entry in formats.toml says.
+"""Logged requests and responses of model APIs: OpenAI (chat, completions, Responses), Anthropic, Gemini and Ollama.
+The entries of formats.toml say where a log holds these.
 """
 
 from collections.abc import Mapping
@@ -34,9 +34,11 @@ Answer = tuple[list[Message], tuple[str, ...]]  # the messages, and what was lef
 def read_request(value: Any) -> tuple[list[Message], Tools]:
     """Return all messages before the answer, and the tools, from the request of an API, a list of turns, or a text.
 
-    Raise RowRefused: earlier-turns-missing, or the problem with a turn.
+    Raise RowRefused: earlier-turns-missing, empty-turn, or the problem with a turn.
     """
     value = parsed(value)
+    if value in ("", []):
+        raise RowRefused("empty-turn", "the request is empty")
     if isinstance(value, str | list):
         value = {"messages": value}
     if not isinstance(value, dict):
