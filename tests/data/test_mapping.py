@@ -52,6 +52,12 @@ def test_a_mapping_of_the_users_files_is_none_of_captured_rows() -> None:
     assert len(read_example(captured, MAPPED).example.messages) == 2
 
 
+def test_a_hint_names_only_columns_of_the_row() -> None:
+    with pytest.raises(RowRefused) as refused:
+        read_example(RawRow("a:1", b'{"left": "a"}'), {"assistant": "Ben"})
+    assert refused.value.hint.startswith("no prompt or answer column recognised among left; ")
+
+
 def test_rows_inside_of_records_need_no_other_column(tmp_path: Path) -> None:
     """The place of the rows was ignored where it was named alone, and a place without rows was: the record was read."""
     records = [{"items": NAMED[:2]}, {"items": NAMED[2:4]}, {"items": [], **NAMED[0]}]

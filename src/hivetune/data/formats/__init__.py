@@ -21,7 +21,7 @@ from hivetune.base.paths import spelled
 from hivetune.data.columns import plain_row
 from hivetune.data.formats.spec import format_of
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Head, Lines, Log, PlacedRow, Store
-from hivetune.data.pieces.sessions import SESSION, read_session
+from hivetune.data.pieces.sessions import ASSISTANT, SESSION, read_session
 from hivetune.data.pieces.values import Row, has_needs, objects, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, UsageError
@@ -191,7 +191,8 @@ def read_conversation(row: Row) -> Conversation:
     if speaker and spoken:
         line = f"--columns session=COLUMN,role={speaker},text={spoken}"
         raise RowRefused("one-message", f"one message of a conversation: if a column names its conversation, {line}")
-    names = ", ".join(str(name)[:_MAX_CHARS] for name in list(named)[:_MAX_NAMED]) or "none"
+    own = [name[:_MAX_CHARS] for name in named if name != ASSISTANT]
+    names = ", ".join(own[:_MAX_NAMED]) or "none"
     turns = next((name for name, value in row.items() if objects(parsed(value))), None)
     line = f"messages={turns},role=...,text=...,assistant=NAME (turns), or rows={turns}[],"
     line = f"{line if turns else ''}prompt=...,completion=..."
