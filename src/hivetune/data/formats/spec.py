@@ -23,7 +23,7 @@ from hivetune.records import Message, Role
 
 _WHO, _SPOKEN = frozenset(("role", "from")), frozenset(("content", "value", "parts", "tool_calls"))
 _OF_TABLE_TURNS = ("speaker", "role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
-# Where desks and chats keep what is no text.
+# The keys under which desks and chats keep what is not text.
 _FILES = ("attachments", "embeds", "file", "files", "photo", "poll", "stickers")
 _OF_TURNS = frozenset(("role", "speaker", "weight", "skip", "thread", "position", "day"))
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -138,7 +138,7 @@ def _rows(spec: Spec, record: Row) -> Iterator[Row]:
 
 def _days(spec: Spec, record: Row) -> Iterator[Row]:
     """Yield the record with the turns of each day. The day is that of the time as it is written; a turn without a time
-    is of the day before it.
+    has the day of the turn before it.
     """
     (column,) = spec.messages.heads
     if spec.has("when") and not spec.when.find(record):
@@ -193,12 +193,12 @@ def _read(name: str, spec: Spec, row: Row) -> Conversation | None:
 
 
 def _turns(name: str, spec: Spec, row: Row) -> Conversation:
-    listed = parsed(spec.messages.find(row))
-    if not isinstance(listed, list):
+    found = parsed(spec.messages.find(row))
+    if not isinstance(found, list):
         raise RowRefused("wrong-type", f"{spec.messages.text} must be a list of turns")
     asks = spec.asks.find(row)
-    turns = [turn for turn in listed if not (isinstance(turn, dict) and spec.skip.find(turn))]
-    changed: tuple[str, ...] = ("program-notes",) if len(turns) < len(listed) else ()
+    turns = [turn for turn in found if not (isinstance(turn, dict) and spec.skip.find(turn))]
+    changed: tuple[str, ...] = ("program-notes",) if len(turns) < len(found) else ()
     if spec.has("role", "speaker", "text"):
         turns = [_turn(spec, turn, asks) for turn in turns]
     if spec.has("speaker") or spec.markup:

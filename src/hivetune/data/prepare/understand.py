@@ -309,7 +309,7 @@ def _suggested(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 def _candidates(rows: Sequence[Row], texts: dict[str, list[str]]) -> Iterator[dict[str, str]]:
     """Yield the mappings that are tried: lists of turns with the usual names of roles and texts; a question and its
-    answer by the exact names of columns, else the longest of these texts in the order of the file.
+    answer by the names of columns, else the longest of these texts in the order of the file.
     """
     lists = dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, value in _paths(row) if objects(parsed(value)))
     yield from ({"messages": path} for path in lists)
