@@ -5,7 +5,7 @@
 
 Carried along: this repository and a Python with torch, transformers, peft and safetensors (and TRL, made beforehand by
 `bench/train_step.py` on a machine with a network). Models have true shapes and random weights, rows are random. Each
-part is a process of its own, whose results are in DIR at once: they are valid when the whole is cut off at any moment.
+part is a process of its own, which writes its results into DIR when it ends: those stay when the whole is cut off.
 Nothing of this was run on a card yet. SIZE.txt says in the column "times ours" which is faster: kernels of
 torch.compile or plain torch, fused attention or plain products.
 
