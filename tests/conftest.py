@@ -129,14 +129,16 @@ def smollm2(pytestconfig: pytest.Config) -> Path:
     from hivetune.process.parent import run_task
     from hivetune.process.protocol import PrepareModel
 
-    code = b"".join(path.read_bytes() for path in sorted(Path(hivetune.__file__).parent.glob("models/**/*.py")))
+    source = Path(hivetune.__file__).parent
+    files = sorted([*source.glob("models/**/*.py"), *source.glob("data/render/*.py")])
+    code = b"".join(path.read_bytes() for path in files)
     kept = pytestconfig.cache.mkdir("demo-model") / sha256_bytes(code)[:16]
     parent = Path(os.environ.get("HIVETUNE_TEST_CACHE") or kept)
     folder = parent / "smollm2-135m"
     with one_at_a_time(parent):
         if manifest_problems(folder):
             for other in kept.parent.iterdir():
-                if other.stat().st_mtime < time.time() - OLD_S:
+                if other != kept and other.stat().st_mtime < time.time() - OLD_S:
                     shutil.rmtree(other)
             task = PrepareModel("smollm2-135m", folder)
             run_task(task, parent / "smollm2-135m.task").check("preparing the demo model")
