@@ -1,5 +1,5 @@
 """The self-test that runs in a child process: `python -m hivetune.machine.worker.selftest DEVICE`
-(machine/selftest.py)."""
+(machine/doctor.py)."""
 
 import sys
 
