@@ -53,7 +53,7 @@ def test_rows_lie_beside_the_file_that_names_them(
         ({**SMALL, "gate": {"max_seconds": -1}}, "'gate.max_seconds': Input should be greater than 0"),
         ({**SMALL, "eval": {"prompt": 3}}, "did you mean 'eval.prompts'"),
         ({**SMALL, "data": {"path": "a", "also_train": ["faled"]}}, "'data.also_train"),
-        ({**SMALL, "data": "faq.csv"}, "'data': Input should be a valid dictionary"),
+        ({**SMALL, "data": "faq.csv"}, "'data' is a group of settings: set data.path"),
         ({**SMALL, "lora": {"r": "many"}}, "'lora.r'"),
         ({**SMALL, "batch_size": 0}, "'batch_size'"),
         ({"model": "m"}, "'data' is missing"),

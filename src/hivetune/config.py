@@ -332,6 +332,8 @@ def refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str
         return f"unknown setting '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
     if kind == "missing":
         return f"'{key}' is missing"
+    if kind == "model_type":
+        return f"'{key}' is a group of settings: set {next(name for name in settings if name.startswith(f'{key}.'))}"
     shown = repr(problem["input"])
     got = f"got {shown if len(shown) <= MOST_SHOWN_CHARS else shown[:MOST_SHOWN_CHARS] + '...'}"
     if key in settings and (kind == "string_pattern_mismatch" or len(problem["loc"]) > key.count(".") + 1):

@@ -65,7 +65,7 @@ WRONG = [
     ("train no.yaml", 2, "'model': Input should be a valid string, got ['x', 'x'"),
     ("train half.yaml", 2, "'data' is missing\nhint: list all settings"),
     ("train lost.yaml", 2, "rowz.jsonl does not exist"),
-    ("train mine.yaml --set lora=3", 2, "'lora': Input should be a valid dictionary or instance of LoraConfig, got 3"),
+    ("train mine.yaml --set lora=3", 2, "'lora' is a group of settings: set lora.r"),
     ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs, folders"),
     (
         "train mine.yaml --set device=tpu",

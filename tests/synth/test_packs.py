@@ -79,6 +79,13 @@ def test_documents(tmp_path: Path) -> None:
         read_document(source.path, source.name)
 
 
+def test_a_document_that_is_too_large_is_left_out_whole(tmp_path: Path) -> None:
+    large = tmp_path / "large.md"
+    large.write_text("# Large\n\n" + "Words about one thing. " * 100_000)
+    with pytest.raises(NotUnderstood, match="larger than 2 MiB"):
+        read_document(large, "large")
+
+
 def test_docstrings_are_read_and_not_run(tmp_path: Path) -> None:
     path = tmp_path / "wax.py"
     path.write_text(

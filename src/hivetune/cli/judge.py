@@ -16,7 +16,7 @@ from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, overr
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.answers import minutes_text
 from hivetune.judge.evaluate import compare_pair, verdict_document, verdict_of
-from hivetune.judge.page import GAIN, agent_cells, metric_cells
+from hivetune.judge.page import GAIN, REQUIRED, agent_cells, metric_cells
 from hivetune.judge.verdict import judge
 from hivetune.machine.findings import llama_build_problem
 from hivetune.machine.inventory import read_cards
@@ -108,7 +108,7 @@ def _problem_text(problems: Sequence[Mapping[str, str]], where: str) -> Iterator
 def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
     """Yield the metrics, the verdict and its reasons."""
     yield metrics_table(verdict.metrics, "base", "tuned")
-    yield GAIN.format("the tuned model")
+    yield f"{GAIN.format('the tuned model')} {REQUIRED}"
     yield f"verdict: {verdict.verdict}"
     yield from (f"  {reason}" for reason in verdict.reasons)
 

@@ -160,7 +160,7 @@ def promote(
 
 
 def rollback(name: Annotated[str, Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
-    """Return to the previous champion. The current one is withdrawn and not promoted again automatically."""
+    """Withdraw the champion and return to the previous one; NAME@candidate withdraws the candidate alone."""
     with closing(open_database()) as database:
         withdrawn = registry.rollback(database, name, by=who(), reason=reason)
         now = registry.champion_of(database, withdrawn.name)

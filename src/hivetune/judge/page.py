@@ -27,10 +27,8 @@ from hivetune.records import Metric
 EVALUATION_PAGE = "eval.html"
 MAX_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 MAX_LOST = 50
-GAIN = (
-    "A gain is positive where {} is better (of shares in points, of costs in % of the other's). "
-    "What is required has to hold for its whole interval, else it is open."
-)
+GAIN = "A gain is positive where {} is better (of shares in points, of costs in % of the other's)."
+REQUIRED = "What is required has to hold for its whole interval, else it is open."
 _FOLDER = Path(__file__).parent
 # A page in one file needs nothing else: no script, no font, no network.
 _FRAME = """<!doctype html>
@@ -84,7 +82,7 @@ def comparison_body(document: Mapping[str, Any]) -> str:
             reasons=document["reasons"],
             problems=document["problems"],
             metrics=[metric_cells(from_plain(Metric, m)) for m in document["metrics"] if m["tuned"] is not None],
-            metrics_note=GAIN.format("B") + "".join(not_compared),
+            metrics_note=f"{GAIN.format('B')} {REQUIRED}{''.join(not_compared)}",
             agents=[] if {agent[0] for agent in agents} == {"-"} else agents,
             answers=[*lost, *(({0: "lost", 1: "gained"}.get(_rank(answer), ""), answer) for answer in answers)],
             answers_note="Those that only A answers rightly come first, then those that only B does."

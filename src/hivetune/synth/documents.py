@@ -113,10 +113,12 @@ def read_document(path: Path, label: str) -> DocPage:
     """Read one document. Raises NotUnderstood for a file that can't be read or has no prose below a heading."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
-            text = file.read(MAX_BYTES).decode("utf-8", "replace")
+            content = file.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise NotUnderstood(f"can't be read: {error}") from None
-    sections = list(_sections(text.splitlines()))
+    if len(content) > MAX_BYTES:
+        raise NotUnderstood(f"larger than {MAX_BYTES >> 20} MiB")
+    sections = list(_sections(content.decode("utf-8", "replace").splitlines()))
     passages = tuple(DocPassage(title, "\n\n".join(body)) for title, body in sections if title and body and all(body))
     if not passages:
         raise NotUnderstood("no prose below a heading")

@@ -124,7 +124,7 @@ EXPONENTS = {
     "F16": ("<u2", 0x7C00),
     "BF16": ("<u2", 0x7F80),
 }
-# Embeddings are padded by a fifth at most (data/render/vocabulary.py); a download that broke off leaves more.
+# Embeddings are padded by a fifth at most (data/render/folder.py); a download that broke off leaves more.
 MAX_ZEROS_AT_END = 0.25
 _CHUNK_BYTES = 16 << 20
 _HINT = "download or convert it again"
