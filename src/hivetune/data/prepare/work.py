@@ -27,7 +27,7 @@ CREATE TABLE rows (
   missing TEXT,                       -- fields of data.columns whose column it lacks, with commas between
   id TEXT, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL, answered_by TEXT,
   maker TEXT,                         -- of a synthetic row
-  lesson TEXT, approved INTEGER,       -- 1 if a person or a checker called the answer good
+  lesson TEXT, approved INTEGER,      -- 1 if a person or a checker called the answer good
   hash64 INTEGER,                     -- of the content
   read64 INTEGER, question64 INTEGER, session64 INTEGER, owner64 INTEGER,  -- shared with other rows
   lesson64 INTEGER,                   -- of its last lesson (checks/lessons.py)
