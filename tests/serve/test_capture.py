@@ -1,6 +1,7 @@
 """What the gateway stores: each answer once and durable before its last byte, redacted, and rated by its own client."""
 
 import json
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ import pytest
 from serve.hive import stored
 from serve.stage import CHAT, QUESTION, Stage, events, on_stage, said
 
-from hivetune.base.database import open_database
+from hivetune.base.database import open_database, transaction
 from hivetune.data.forget import forget
-from hivetune.errors import NotThere
+from hivetune.errors import NotThere, UsageError
 from hivetune.serve import capture
 from hivetune.serve.capture import CapturedAnswer, Feedback, label_of, store_answer, store_feedback
+from hivetune.serve.guard import client_of, make_client
 
 BETTER = {"correction": "a better one"}
 ANSWER = {"role": "assistant", "content": "an answer"}
 FEEDBACK = "/v1/feedback"
+STREAMED = {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {"predicted_n": 7}}
 Said = list[dict[str, Any]]
 
 
@@ -190,4 +193,34 @@ async def test_a_name_in_a_header_may_have_any_letters(stage: Stage) -> None:
     for headers, more in ((dict(zip(names, told.values(), strict=True)), {}), ({}, {"metadata": told})):
         sent = {b"Authorization": b"Bearer token-a", **{name: value.encode() for name, value in headers.items()}}
         assert (await stage.client.post(CHAT, json={**QUESTION, **more}, headers=sent)).status_code == 200
+    long = await stage.ask_as("token-a", X_Session_Id="x" * 5000)
+    assert (long.status_code, long.json()["error"]["param"]) == (400, "x-session-id")
     assert [tuple(row[name] for name in told) for row in rows()] == [("größe 1", "küche", "öfen")] * 2
+
+
+def test_two_who_make_a_token_of_one_name_do_not_take_it_from_each_other() -> None:
+    refused: list[str] = []
+
+    def make() -> None:
+        with closing(open_database()) as database, pytest.raises(UsageError) as raised:
+            make_client(database, "a b")
+        refused.append(raised.value.hint)
+
+    with closing(open_database()) as database:
+        other = threading.Thread(target=make)
+        with transaction(database):
+            other.start()
+            other.join(0.2)
+            database.execute("INSERT INTO clients VALUES ('a b', 'hash of its token', 0, NULL)")
+        other.join(30)
+        assert refused == ["revoke it first: hivetune clients --revoke 'a b'"]
+        token = make_client(database, "c")
+        assert client_of(database, token) == "c" and client_of(database, "hash of its token") is None
+
+
+@on_stage(answer=lambda path, body: stream_of(STREAMED))
+async def test_tokens_of_streams_count(stage: Stage) -> None:
+    """They have a usage only if the client asks for it, so `hivetune_tokens_total` left most of them out."""
+    await stage.ask(stream=True)
+    told = (await stage.client.get("/metrics", headers={"Authorization": "Bearer token-a"})).text
+    assert 'hivetune_tokens_total{release="helpdesk@1"} 7.0' in told

@@ -84,7 +84,9 @@ def test_a_storm_loses_nothing_and_mislabels_nothing(own_home: Path, tmp_path: P
 
 @pytest.mark.proof
 def test_ten_thousand_requests(own_home: Path, tmp_path: Path, record_property: Any) -> None:
-    for name, count in weather(tmp_path, requests=10_000, clients=16, swaps=20, kills=3).items():
+    found = weather(tmp_path, requests=10_000, clients=16, swaps=20, kills=3)
+    assert found["lost"] == 0 and found["whole"] > 9_900
+    for name, count in found.items():
         record_property(name, count)
 
 

@@ -113,6 +113,20 @@ async def test_the_server_before_answers_until_that_of_another_base_is_ready() -
     await stage.until(lambda: stage.ended == [deployment(1)])
 
 
+@pytest.mark.slow
+@played
+async def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
+    """With little memory its server was ended after a minute, which counted as a failure of its release."""
+    stage, keeper = await serving(wants(1, 1))
+    assert keeper.live is not None
+    async with keeper.live.turn("a@1", "s"):
+        stage.now = wants(2, 1, 2)
+        await stage.until(lambda: keeper.swaps == 1)
+        await asyncio.sleep(0.3)  # it is looked at, and not cut before ten minutes
+        assert stage.ended == []
+    await stage.until(lambda: stage.ended == [deployment(1)])
+
+
 @played
 async def test_a_registry_that_cannot_be_read_changes_nothing_and_is_told() -> None:
     stage, keeper = await serving(wants(1, 1))

@@ -38,6 +38,8 @@ from hivetune.serve.watch import Watch
 DIALECTS: tuple[Dialect, ...] = (OPENAI, RESPONSES, anthropic.ANTHROPIC, *ollama.OLLAMA)
 # Requests at once, waiting ones included: each holds a connection, of which a process has a limited number.
 MAX_OPEN_PER_CLIENT = 1024
+# Of a header: sessions are remembered, one for each slot.
+MAX_NAME_BYTES = 512
 RETRY_AFTER_S = 5
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 
@@ -370,8 +372,12 @@ def _client(http: HttpRequest) -> str:
 
 
 def _named(http: HttpRequest, header: str, fields: Mapping[str, Any], key: str) -> str | None:
-    """Return the value of a header, else of `key` in the request's metadata, or None if neither was sent."""
+    """Return the value of a header, else of `key` in the request's metadata, or None if neither was sent. Raises
+    FieldRefused for a header of more than MAX_NAME_BYTES.
+    """
     value = http.headers.get(header, "")
+    if len(value) > MAX_NAME_BYTES:
+        raise FieldRefused(header, f"a header holds at most {MAX_NAME_BYTES} bytes")
     # Sent as UTF-8, and read as Latin-1 by the server.
     with contextlib.suppress(UnicodeDecodeError):
         value = value.encode("latin-1").decode()
