@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 
@@ -50,8 +50,7 @@ class Source:
         return f"{self.name}:{number}"
 
 
-@dataclass(frozen=True, slots=True)
-class RawRow:
+class RawRow(NamedTuple):
     """One row as it came. `source`: its place, such as "rows.jsonl:17". `problem`: the reason why it could not be read.
     `stored`: the store's own values for the row.
     """

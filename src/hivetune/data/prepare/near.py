@@ -49,6 +49,11 @@ def bands_for(similarity: float) -> tuple[int, int]:
     return NUM_PERM, 1
 
 
+def sketch_bytes(threshold: float) -> int:
+    """Return the size of a sketch."""
+    return 4 * (bands_for(threshold)[0] + bands_for(ALIKE)[0])
+
+
 def sketch(lesson: Lesson, threshold: float) -> bytes:
     """Return the keys of all bands of a row, 4 bytes each, for `near_pairs` with the same threshold."""
     keys = _keys([*lesson.question, *lesson.learned], *bands_for(threshold))

@@ -14,13 +14,13 @@ import secrets
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import IO
 
 from hivetune.base.kernel import usable_cores
-from hivetune.data.prepare.examine import Examined, Examiner, RowSettings
+from hivetune.data.prepare.examine import Examiner, Results, RowSettings
 from hivetune.data.raw import RawRow
 from hivetune.errors import HivetuneError
 
@@ -33,7 +33,8 @@ MAX_WORKERS = 16  # each holds its own tokenizer, 30 to 150 MB
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_TRIM_THRESHOLD_": "65536"}
 GC_THRESHOLD = 50_000  # rows leave few cycles; a collection after every 700 objects takes 6 % of the time
 ENDS_WITHIN_S = 5.0
-Examinations = Iterator[tuple[RawRow, Examined]]
+Batch = tuple[int, list[RawRow]]  # the number of its first row, and its rows
+Examinations = Iterator[tuple[Batch, Results]]
 
 
 def num_workers() -> int:
@@ -42,27 +43,27 @@ def num_workers() -> int:
 
 
 def examined(settings: RowSettings, rows: Iterable[RawRow], *, workers: int) -> Examinations:
-    """Yield each row with its results, in order. Raise HivetuneError if a child dies."""
+    """Yield batches of the rows with their results, in order. Raise HivetuneError if a child dies."""
     if workers > 1:
         yield from _in_children(settings, _batches(rows), workers)
         return
     examiner = Examiner(settings)
-    for batch in _batches(rows):
-        yield from zip(batch, examiner.examine(batch), strict=True)
+    for first, batch in _batches(rows):
+        yield (first, batch), examiner.examine(batch, first)
 
 
-def _batches(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
+def _batches(rows: Iterable[RawRow]) -> Iterator[Batch]:
     """Yield the rows in batches that are limited in number and in bytes."""
     batch: list[RawRow] = []
-    size_bytes = 0
+    first = size_bytes = 0
     for raw in rows:
         batch.append(raw)
         size_bytes += len(raw.payload)
         if len(batch) >= BATCH_ROWS or size_bytes >= BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
+            yield first, batch
+            first, batch, size_bytes = first + len(batch), [], 0
     if batch:
-        yield batch
+        yield first, batch
 
 
 class _Child:
@@ -80,7 +81,7 @@ class _Child:
         )
         self._greeting = [settings]
 
-    def examine(self, batch: Sequence[RawRow]) -> list[Examined]:
+    def examine(self, batch: Batch) -> Results:
         """Return the results of a batch. Raise HivetuneError if the process died."""
         assert self._process.stdin and self._process.stdout
         try:
@@ -88,7 +89,7 @@ class _Child:
                 pickle.dump(self._greeting.pop(), self._process.stdin)
             pickle.dump(batch, self._process.stdin)
             self._process.stdin.flush()
-            results: list[Examined] = pickle.load(self._process.stdout)
+            results: Results = pickle.load(self._process.stdout)
         except (BrokenPipeError, EOFError, pickle.UnpicklingError):
             with contextlib.suppress(subprocess.TimeoutExpired):  # it may have closed its output without ending
                 self._process.wait(ENDS_WITHIN_S)
@@ -97,7 +98,7 @@ class _Child:
             self._log.seek(0)
             output = self._log.read().decode("utf-8", "replace").strip()[-2000:]
             raise HivetuneError(
-                f"a data worker died (exit {code}) at {batch[0].source}\n{output}", hint="run the same command again"
+                f"a data worker died (exit {code}) at {batch[1][0].source}\n{output}", hint="run the same command again"
             ) from None
         return results
 
@@ -110,13 +111,13 @@ class _Child:
                 pipe.close()
 
 
-def _in_children(settings: RowSettings, batches: Iterable[list[RawRow]], workers: int) -> Examinations:
+def _in_children(settings: RowSettings, batches: Iterable[Batch], workers: int) -> Examinations:
     idle: SimpleQueue[_Child] = SimpleQueue()
 
-    def examine(batch: list[RawRow]) -> Sequence[tuple[RawRow, Examined]]:
+    def examine(batch: Batch) -> tuple[Batch, Results]:
         child = idle.get()
         try:
-            return list(zip(batch, child.examine(batch), strict=True))
+            return batch, child.examine(batch)
         finally:
             idle.put(child)
 
@@ -128,13 +129,13 @@ def _in_children(settings: RowSettings, batches: Iterable[list[RawRow]], workers
             child = _Child(settings, log, seed)
             stack.callback(child.end)
             idle.put(child)
-        waiting: deque[Future[Sequence[tuple[RawRow, Examined]]]] = deque()
+        waiting: deque[Future[tuple[Batch, Results]]] = deque()
         for batch in batches:
             waiting.append(pool.submit(examine, batch))
             if len(waiting) > WAITING * workers:
-                yield from waiting.popleft().result()
+                yield waiting.popleft().result()
         while waiting:
-            yield from waiting.popleft().result()
+            yield waiting.popleft().result()
 
 
 def serve() -> None:
@@ -145,7 +146,8 @@ def serve() -> None:
     asked = os.fdopen(0, "rb")
     examiner = Examiner(pickle.load(asked))
     while asked.peek(1):
-        pickle.dump(examiner.examine(pickle.load(asked)), answers)
+        first, batch = pickle.load(asked)
+        pickle.dump(examiner.examine(batch, first), answers)
         answers.flush()
 
 

@@ -161,7 +161,7 @@ def _sample(source: Source, columns: Mapping[str, str]) -> tuple[list[Row], list
             if raw.problem is None:
                 records.append(row := parse_row(raw.payload))
                 size_bytes += len(raw.payload)
-                read = None if is_turn_table(columns) else read_example(replace(raw, file=None), columns)
+                read = None if is_turn_table(columns) else read_example(raw._replace(file=None), columns)
                 layout, messages = ("turns", ()) if read is None else (read.layout, read.example.messages)
                 rows.append(_Sampled(row, layout, messages, _not_read(row, layout, columns)))
         except RowRefused as refused:

@@ -3,12 +3,13 @@
 import json
 import sqlite3
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hivetune.data.prepare.examine import BODY_COLUMNS, ROW_COLUMNS
 from hivetune.data.prepare.pool import Examinations
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
@@ -38,23 +39,22 @@ CREATE TABLE rows (
 CREATE TABLE bodies (
   n INTEGER PRIMARY KEY, interaction_id TEXT, messages TEXT, tools TEXT, checker TEXT,
   tokens BLOB, mask BLOB,             -- of all its views, concatenated
-  views TEXT,                         -- JSON [[tokens, messages, [answers]], ...] if there are several
-  worse TEXT, worse_tokens BLOB, worse_mask BLOB,  -- messages, tokens and mask with the worse answer
-  raw BLOB                            -- the row as it came, if it is asked for
+  views TEXT,                         -- JSON [[tokens, skipped, messages, [answers]], ...] if there are several
+  worse TEXT, worse_tokens BLOB, worse_mask BLOB  -- messages, tokens and mask with the worse answer
 );
+CREATE TABLE raws (n INTEGER PRIMARY KEY, raw BLOB);  -- the rows as they came, if they are asked for
 CREATE TABLE near (row INTEGER, other INTEGER, share REAL);  -- pairs (near.py), by their places among all train rows
 CREATE TABLE earlier (lesson64 INTEGER, n INTEGER);  -- the lessons of a row before its last one
 """
 DUPLICATES = {"duplicate": "exact", "beginning": "beginning", "near-duplicate": "near"}
 USABLE = "fate IN ('train', 'validation', 'test')"
 NO_VALUE = "-"  # the agent or category of rows that have none
-PROGRESS_ROWS = 64
 
 
 @dataclass
 class Work:
-    """An open file of rows. `sketches` (near.py) and `lessons` (checks/lessons.py) are files of the rows that were not
-    refused, in their order; `lesson_ends` has the end of each lesson."""
+    """An open file of rows. The file `sketches` (near.py) has a sketch of each row, zeros for a refused one, and
+    `lessons` (checks/lessons.py) a lesson, nothing for a refused one. `lesson_ends`: the end of each lesson."""
 
     database: sqlite3.Connection
     sketches: Path
@@ -91,36 +91,32 @@ def work_in(folder: Path) -> Iterator[Work]:
         yield Work(database, folder / "sketches", folder / "lessons")
 
 
-def fill(work: Work, rows: Examinations, progress: Progress, lines: int, *, keep_raw: bool) -> None:
+def fill(work: Work, batches: Examinations, progress: Progress, lines: int, *, keep_raw: bool) -> None:
     """Store the results of rows. `progress` counts them; its total, at first `lines`, grows if a line holds several."""
-    database = work.database
-    insert_row, row_columns = _insert(work, "rows")
-    insert_body, body_columns = _insert(work, "bodies")
-    database.execute("BEGIN")
+    insert = work.database.executemany
+    insert_row, insert_body = _insert("rows", ROW_COLUMNS), _insert("bodies", BODY_COLUMNS)
+    work.database.execute("BEGIN")
     progress(0, lines)
     with open(work.sketches, "wb") as sketches, open(work.lessons, "wb") as lessons:
-        for number, (raw, result) in enumerate(rows):
-            database.execute(insert_row, (number, *map(result.row.get, row_columns)))
-            body = {**(result.body or {}), "raw": raw.payload} if keep_raw else result.body
-            if body:
-                database.execute(insert_body, (number, *map(body.get, body_columns)))
-            if result.earlier:
-                database.executemany("INSERT INTO earlier VALUES (?, ?)", [(one, number) for one in result.earlier])
-            if result.sketch:
-                sketches.write(result.sketch)
-                lessons.write(result.lesson)
-                work.lesson_ends.append(lessons.tell())
-            work.num_rows += 1
-            if work.num_rows % PROGRESS_ROWS == 0:
-                progress(work.num_rows, max(lines, work.num_rows))
-    database.execute("COMMIT")
+        for (first, batch), results in batches:
+            insert(insert_row, results.rows)
+            insert(insert_body, results.bodies)
+            insert("INSERT INTO earlier VALUES (?, ?)", results.earlier)
+            if keep_raw:
+                insert("INSERT INTO raws VALUES (?, ?)", enumerate((raw.payload for raw in batch), first))
+            start = lessons.tell()
+            work.lesson_ends.extend([start + end for end in results.ends])
+            sketches.write(results.sketches)
+            lessons.write(results.lessons)
+            work.num_rows += len(batch)
+            progress(work.num_rows, max(lines, work.num_rows))
+    work.database.execute("COMMIT")
     progress(work.num_rows, work.num_rows)
 
 
-def _insert(work: Work, table: str) -> tuple[str, list[str]]:
-    """Return the SQL statement that inserts a row into `table`, and the table's columns after the row number."""
-    columns = [name for (name,) in work.all("SELECT name FROM pragma_table_info(?)", table)]
-    return f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", columns[1:]
+def _insert(table: str, columns: Sequence[str]) -> str:
+    """Return the SQL statement that inserts the number of a row and these columns."""
+    return f"INSERT INTO {table} (n, {', '.join(columns)}) VALUES (?{', ?' * len(columns)})"
 
 
 def iter_dropped(work: Work, *kinds: str, limit: int = -1) -> Iterator[dict[str, Any]]:

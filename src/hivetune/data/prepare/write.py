@@ -174,7 +174,7 @@ def write_clean(work: Work, data: DataConfig, out: Path) -> None:
             atomic_file(beside(out, "duplicates")) as dropped,
             atomic_file(out) as clean,
         ):
-            query = "SELECT fate, source, hint, raw FROM rows JOIN bodies USING (n) ORDER BY n"
+            query = "SELECT fate, source, hint, raw FROM rows JOIN raws USING (n) ORDER BY n"
             for fate, source, hint, raw in work.all(query):
                 if fate in SPLITS:
                     clean.write(_redacted(raw, data) + b"\n")
