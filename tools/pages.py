@@ -32,11 +32,11 @@ def pages() -> dict[Path, str]:
 
 def with_table(page: str) -> str:
     """Return `page` with the table of builds of torch between its two marks written anew."""
-    lines = [["machine", "torch", "build", "Python", "why"], ["---"] * 5]
+    lines = [["machine", "torch", "build", "Python", "sources"], ["---"] * 5]
     for fact in facts("install"):
         links = ", ".join(f"[{number}]({url})" for number, url in enumerate(fact.source, 1))
         named = (fact.more["requirement"], fact.more["backend"], fact.more.get("python", WHEELS))
-        lines.append([fact.id, *(f"`{name}`" for name in named), f"{fact.says} ({links})"])
+        lines.append([fact.id, *(f"`{name}`" for name in named), links])
     table = "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
     before, mark, rest = page.partition("<!-- installs -->\n")
     return f"{before}{mark}{table}<!-- end -->{rest.partition('<!-- end -->')[2]}"

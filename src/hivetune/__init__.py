@@ -1,3 +1,3 @@
-"""Hivetune: train a better local model from interactions that you already have. `hivetune.walk` is its Python API."""
+"""Hivetune fine-tunes a local language model with LoRA on chats and agent logs. `hivetune.walk` is its Python API."""
 
 __version__ = "0.1.0"

@@ -41,7 +41,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_truth(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse yes and no where a number belongs, which pydantic would read as 1 and 0."""
+        """Refuse true and false where a number belongs, because pydantic would read them as 1 and 0."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         kinds = set(get_args(annotation) or (annotation,))
         if isinstance(value, bool) and kinds <= {int, float, type(None)}:
@@ -110,7 +110,7 @@ class EvalConfig(Section):
 
 
 class GateConfig(Section):
-    """Thresholds of the verdict; a metric whose threshold is null is reported, not required."""
+    """Thresholds of the verdict. A metric whose threshold is null is reported, but not required."""
 
     loss_gain: float | None = setting(0.0, "minimum gain in nats per token, as a lower bound")
     success_gain: float | None = setting(None, "minimum gain in the share of correct answers")
@@ -137,7 +137,7 @@ class CycleConfig(Section):
 
 
 class RunConfig(Section):
-    """The settings of one YAML file. All of them but those that data/identity.py leaves out identify a run."""
+    """The settings of one YAML file. They identify a run, except those that data/identity.py leaves out."""
 
     model: str = Field(description="Hub id, folder, or smollm2-135m")
     data: DataConfig

@@ -37,7 +37,7 @@ class UsageError(HivetuneError):
 
 
 class NotThere(UsageError):
-    """Something that a request names does not exist (any more); 404 over HTTP."""
+    """Something that a request names does not exist, or no longer; over HTTP this is status 404."""
 
 
 class DataRefused(HivetuneError):
@@ -67,7 +67,7 @@ class Busy(HivetuneError):
 class Stopped(HivetuneError):
     """A signal ended the work after everything was saved. The exit code is 128 + the signal's number.
 
-    A `signal_number` of None means that the caller asked for the end, such as a cycle whose window ends.
+    `signal_number` is None if the caller asked for the end without a signal, such as a cycle at the end of its window.
     """
 
     def __init__(self, message: str, *, signal_number: int | None = signal.SIGINT, hint: str = ""):

@@ -146,13 +146,13 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 def _is_full(error: sqlite3.OperationalError) -> bool:
-    """Return whether the disk is full, also for a file of shared memory that gets no room."""
+    """Return whether the disk is full; SQLite reports a full disk differently if its shared memory gets no room."""
     code = getattr(error, "sqlite_errorcode", 0)  # Python's own errors have none
     return bool(code == sqlite3.SQLITE_FULL or code & 0xFF == sqlite3.SQLITE_IOERR)
 
 
 def record_then_delete(note: Callable[[], None], free: Callable[[], _T]) -> _T:
-    """Run `note`, which records a removal durably, then `free`, which deletes the files; return the result of
+    """Run `note`, which records a removal durably, and then `free`, which deletes the files. Return the result of
     `free`."""
     try:
         note()  # first: a kill between the two leaves unnamed files, never a name without its files

@@ -223,7 +223,7 @@ def problems_since_last_read(folder: Path, only: Collection[str] | None = None) 
 
 
 def problems_of_files(folder: Path, names: Collection[str]) -> list[str]:
-    """Return the differences from the manifest for `names`; none without a manifest."""
+    """Return the differences of these files from the manifest, in words; an empty list without a manifest."""
     return problems_since_last_read(folder, names) if (folder / MANIFEST).is_file() else []
 
 

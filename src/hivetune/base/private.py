@@ -1,7 +1,8 @@
-"""Private files and folders: readable only by their owner, since any may hold rows, and not planted by others.
+"""Private files and folders: readable only by their owner, since any of them may contain rows, and made by no other
+user.
 
-Everything that Hivetune writes goes through here, by `keep_private` even what libraries write. docs/security.md names
-the threats.
+Everything that Hivetune writes goes through this module; `keep_private` also covers files that libraries write.
+docs/security.md lists the threats.
 """
 
 import errno
@@ -27,9 +28,9 @@ def make_folder(folder: Path) -> None:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> int:
-    """Open an ordinary file and return its handle. A file that is written becomes private.
+    """Open an ordinary file and return its file descriptor. A file that is opened for writing becomes private.
 
-    With `links` the file may be a link, for files that the user names. Raise OSError for another link, pipe or device.
+    `links`: follow a symbolic link, for files that the user names. Raise OSError for other links, pipes and devices.
     """
     # A link could lead to another file; opening a pipe waits for its other end, for ever.
     try:

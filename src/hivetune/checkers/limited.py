@@ -1,4 +1,4 @@
-"""Running a program with limits: always of time and memory, and in a sandbox of everything else."""
+"""Run a program with limits of time and memory, and, where it is asked for, in a sandbox without network and files."""
 
 import contextlib
 import os

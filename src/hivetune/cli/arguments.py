@@ -1,4 +1,4 @@
-"""The vocabulary of arguments and options, each declared once; and the settings they lead to."""
+"""The arguments and options of the commands, each declared once, and how settings are read from them."""
 
 import json
 from collections.abc import Sequence

@@ -172,7 +172,7 @@ def compare_sides(
 
 
 def comparison_text(document: dict[str, Any]) -> Iterator[str | Table]:
-    """Yield the metrics, and the answers of a few rows that changed."""
+    """Yield the metrics, and some rows on which the answers of the two sides differ."""
     yield metrics_table([from_plain(Metric, metric) for metric in document["metrics"]], "A", "B")
     yield GAIN.format("B")
     yield from (Note(f"{metric} not compared: {reason}") for metric, reason in document["not_compared"].items())

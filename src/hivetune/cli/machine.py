@@ -75,9 +75,9 @@ def init(
 
 
 def possible_columns(settings: RunConfig) -> dict[str, str] | None:
-    """Return a possible mapping for rows of unknown layout, which a person has to confirm.
+    """Return a mapping that might fit rows of unknown layout, for a person to confirm.
 
-    None if a mapping is set, none is needed, none is known, or other files are read without one.
+    Return None if a mapping is set, if none is needed or found, or if other files are read without a mapping.
     """
     if settings.data.columns:
         return None

@@ -1,10 +1,11 @@
 """The output of the command line: data on stdout, messages on stderr, one JSON document under `--json`.
 
-A command hands its result to `answer` once. Text and JSON come from the same document: `facts` prints entries as
-`key: value` lines and `Table` a list of objects, and the key decides the unit (`value_text`). All text passes `clean`,
-since names of files, messages and answers come from outside. `explain` turns an exception into an error with words.
+A command passes its result to `answer` once. Text and JSON come from the same document: `facts` prints entries as `key:
+value` lines and `Table` a list of objects; the suffix of a key determines the unit (`value_text`). All text passes
+`clean`, since names of files, messages and answers come from outside. `explain` turns an exception into a HivetuneError
+with a message and a hint.
 
-What `--help` does not need is imported where it is used: it answers in 0.1 s without rich and SQLite.
+Modules that `--help` does not need are imported where they are used, so it takes 0.1 s, without rich and SQLite.
 """
 
 import codecs
@@ -101,7 +102,7 @@ def unit_of(key: str) -> str:
 
 
 def title_of(key: str) -> str:
-    """Return a key as people read it: without its unit, words separated by blanks."""
+    """Return a key as a title for people: without its unit, its words separated by blanks."""
     return key.removesuffix(unit_of(key)).replace("_", " ")
 
 
@@ -204,7 +205,7 @@ def present(*blocks: str | Table) -> None:
 def emit(document: Any) -> None:
     """Print a JSON document on stdout; without `--json` do nothing.
 
-    It may hold whatever `to_plain` knows: frozen dataclasses, paths, tuples.
+    The document may contain every value that `to_plain` converts: frozen dataclasses, paths, tuples.
     """
     if MODE.json:
         with errors_of_stdout():
@@ -212,7 +213,7 @@ def emit(document: Any) -> None:
 
 
 def emit_until_stopped(document: Any) -> None:
-    """Print the document of a command that runs until it is stopped; stopping it prints no second document."""
+    """Print the document of a command that runs until it is stopped; no second document is printed when it stops."""
     MODE.is_done = True  # first: who reads the document may stop the command at once
     emit(document)
 
@@ -304,7 +305,7 @@ class Report(Protocol):
 def progress(label: str, unit: str = "") -> Iterator[Report]:
     """Show progress: a bar on a terminal, otherwise a line about every ten seconds. Without `unit` nothing is counted.
 
-    A total that is None is unknown; one that becomes None means that all is read and something slower follows.
+    A total of None is unknown. A total that becomes None means that all items are read, and that a slower step follows.
     """
     screen = console(stderr=True)
     if not screen.is_terminal:

@@ -1,6 +1,6 @@
 """The entry point, which blocks signals until `main` can handle them, so that Ctrl-C never interrupts an import.
 
-Nothing else is imported here: all the rest takes 0.2 s, in which people see a mistake in their line and press Ctrl-C.
+Nothing else is imported here: the other imports take 0.2 s, during which a person may already press Ctrl-C.
 """
 
 import signal

@@ -99,7 +99,7 @@ def _folder_of(planned: Planned) -> Path:
 
 
 def plan_text(planned: Planned, document: Mapping[str, Any]) -> Iterator[str | Table]:
-    """Yield the choice, what memory is used for, time and disk."""
+    """Yield the chosen form of the steps, the parts of the memory, the time and the disk space as lines and tables."""
     device, choice = planned.device, planned.choice
     yield f"{planned.config.model} on {device.name}" + (f"; {device.note}" if device.note else "")
     yield facts(document, "workload choices" if choice else "workload refusal")

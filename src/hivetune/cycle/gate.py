@@ -1,13 +1,13 @@
 """The decision whether a cycle's candidate replaces the champion. Pure: the same evaluations give the same verdict.
 
-    against the base       all that `gate` asks of a single run
-    against the champion   better on the held-out rows, at the level that is left to the n-th look at this champion; not
-                           worse on those rows that are new since it was made; and shown to be at most `gate.tolerance`
-                           worse on those that are not
+  against the base       everything that `gate` requires of a single run
+  against the champion   better on the held-out rows, at the error level of the n-th candidate compared with it; not
+                         worse on the rows that are new since the champion was made; and shown to be at most
+                         `gate.tolerance` worse on the other rows
 
-All looks at one champion together may spend 5 %. So an equal candidate replaces it with a probability of at most
-2.5 % (the test is one-sided), however many nights it is tried. Without enough evidence the champion stays: the rows are
-kept, and the next candidate is judged on them and on newer ones.
+All candidates that are compared with one champion share an error level of 5 %. So a candidate that is equally good
+replaces it with a probability of at most 2.5 % (the test is one-sided), however many nights this is tried. Without
+enough evidence the champion stays; the rows are kept, and the next candidate is judged on them and on newer ones.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,9 +29,9 @@ NOTHING_REQUIRED = {name: None for name, field in GateConfig.model_fields.items(
 class Comparisons:
     """The candidate (`tuned`) beside each rival (`base`), as documents in the format of eval.json.
 
-    `champion` is None if there is none yet. `known`: ids of the rows of the champion's cycle; all others are fresh.
-    `look`: the number of this candidate among those that were judged against this champion, from 1. `shares`: the
-    number of domains that divide the level of a look.
+    `champion` is None if there is none yet. `known`: ids of the rows of the champion's cycle; all others are new.
+    `look`: the number of this candidate among those that were compared with this champion, from 1. `shares`: the number
+    of domains that share the error level of a comparison.
     """
 
     base: Evaluation
@@ -43,9 +43,8 @@ class Comparisons:
 
 @dataclass(frozen=True)
 class CycleVerdict:
-    """The verdict on a candidate: the gravest of its `parts`. The first `decisive` reasons caused it; the others report
-    the remaining metrics.
-    """
+    """The verdict on a candidate: the worst verdict of its `parts`. The first `decisive` reasons caused it; the others
+    report the remaining metrics."""
 
     verdict: VerdictName
     reasons: tuple[str, ...]
@@ -58,7 +57,7 @@ class CycleVerdict:
 
 
 def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
-    """Return the gravest verdict of all parts. Each reason names the rival it is about."""
+    """Return the worst verdict of all parts. Each reason names the rival that it refers to."""
     documents = [document for document in (contests.base, contests.champion) if document is not None]
     # A row on which a rival's loss is not finite is left out and counted, or it would stop every later candidate.
     broken = {row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite"}

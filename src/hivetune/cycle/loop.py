@@ -70,9 +70,8 @@ class Permission:
 
 @dataclass(frozen=True)
 class Look:
-    """The loop's decision (`do`), its reason, and the state it was based on. `champion`: the served release, None
-    before the first.
-    """
+    """The loop's decision (`do`), its reason, and the state that it was based on. `champion`: the served release, None
+    if no release was served yet."""
 
     do: Literal["wait", "open", "continue"]
     reason: str
@@ -86,10 +85,9 @@ class Look:
 
 
 def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Domain | None = None) -> Look:
-    """Return the loop's next action. Only the snapshot of the rows may be written. `before`: the rows of the last look.
-    `domain`: the domain whose cycle is considered, with those rows. Raises Busy and DoesNotFit if hive.db can't be used
-    now, HivetuneError for a damaged champion.
-    """
+    """Return the loop's next action. At most the snapshot of the rows is written. `before`: the rows at the last call.
+    `domain`: the domain whose cycle is considered, with those rows. Raises Busy and DoesNotFit if hive.db can't be
+    used now, HivetuneError for a damaged champion."""
     leader = name if domain is None else domain.of
     folder = loop_folder(leader)
     with closing(open_database()) as database:
@@ -213,9 +211,8 @@ class Loop:
             self.sleep(wait_s)
 
     def step(self) -> Look:
-        """Decide and act once, for the name, or else for the first of its domains that has something to do. Returns the
-        look.
-        """
+        """Decide and act once, for the release name, or else for the first of its domains that has something to do.
+        Return the decision."""
         self._collect()
         # First: the rollback of a champion is news, whatever this look decides.
         with closing(open_database()) as database:

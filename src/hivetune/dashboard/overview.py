@@ -120,9 +120,8 @@ def cycle_loop(database: sqlite3.Connection, name: str) -> CycleLoop:
 
 
 def needs_of(runs: list[RunStatus], registered: list[Release], tainted: Mapping[str, int]) -> Iterator[Suggestion]:
-    """Yield the problems that need a person. The name of each run is that of the command line. `tainted`: label
-    of a release -> number of its rows that were forgotten since.
-    """
+    """Yield the problems that need a person. Runs are named as on the command line. `tainted`: label of a release ->
+    number of its rows that were forgotten after its training."""
     for status in runs:
         name = status.name
         what = {

@@ -86,7 +86,7 @@ def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 class Fields(NamedTuple):
-    """The facts of one row. `time` is seconds since 1970, UTC; None: the row does not say."""
+    """The metadata of one row. `time` is in seconds since 1970, UTC. A field is None if the row does not have it."""
 
     own_id: str | None
     session: str | None
@@ -99,7 +99,7 @@ class Fields(NamedTuple):
 
 
 def extract(row: Mapping[str, Any]) -> Fields:
-    """Return the fields of a row. A value that makes no sense is None; the row itself keeps it."""
+    """Return the metadata of a row. An invalid value becomes None; the row itself is not changed."""
     columns = columns_of(tuple(row))
     values = (next((row[name] for name in names if row[name] not in (None, "")), None) for names in columns)
     *texts, time, success, feedback = values
@@ -108,7 +108,7 @@ def extract(row: Mapping[str, Any]) -> Fields:
 
 
 def facts_in(row: Mapping[str, Any]) -> set[str]:
-    """Return the columns of facts whose value makes sense."""
+    """Return the names of a row's metadata columns (session, user, time, ...) that have a valid value."""
     read = (*[_text] * 5, as_time, as_success, as_feedback)
     fields = zip(columns_of(tuple(row)), read, strict=True)
     return {name for names, fact in fields for name in names if fact(row[name]) is not None}
@@ -116,7 +116,7 @@ def facts_in(row: Mapping[str, Any]) -> set[str]:
 
 @lru_cache(512)  # looking for every name in every row took a third of the reading time
 def columns_of(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the columns that may hold each field, the best first."""
+    """Return the columns that may contain each field of `Fields`, the preferred one first."""
     plain: dict[str, str] = {}
     for name in names:
         plain.setdefault(plain_name(name), name)
@@ -136,9 +136,8 @@ _BREAKS = re.compile(r"[\s.\-/]+")
 
 
 def as_time(value: Any) -> float | None:
-    """Return seconds since 1970 of a number (s, ms, us or ns, told apart by size) or of ISO 8601 (UTC if it names no
-    zone).
-    """
+    """Return a time in seconds since 1970, from a number (in s, ms, us or ns, told apart by its size) or from an ISO
+    8601 text (UTC if it has no zone); None for any other value."""
     if (number := as_number(value)) is not None:
         for _ in range(3):
             number = number / 1000 if number > _LARGEST_SECONDS else number
@@ -168,7 +167,8 @@ def as_success(value: Any) -> bool | None:
 
 
 def as_feedback(value: Any) -> float | None:
-    """Return a number as it is; a truth value, a thumb or a word for one as 1 or -1."""
+    """Return a rating as a number: numbers unchanged; true, false, thumbs and words such as "up" as 1 or -1; None for
+    others."""
     if isinstance(value, bool):
         return 1.0 if value else -1.0
     thumb = _THUMBS.get(value.strip().lower()) if isinstance(value, str) else None

@@ -1,4 +1,5 @@
-"""The identity of a run: its settings, snapshot and model."""
+"""The identity of a run: its settings, snapshot and model, which must not change between the start and the end of a
+run."""
 
 import hashlib
 import json

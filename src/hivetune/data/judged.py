@@ -24,9 +24,8 @@ MAX_COMPARED_WORDS = 2000
 
 
 class TwoAnswers(NamedTuple):
-    """The conversation with the better answer at its end, the worse answer, and the kind of row (preference or
-    correction).
-    """
+    """The conversation that ends with the better answer, the worse answer, and the kind of row: preference or
+    correction."""
 
     conversation: Conversation
     worse: Message
@@ -104,7 +103,7 @@ def _two(good: Conversation, bad: Conversation, lesson: LessonKind) -> TwoAnswer
 
 
 def is_small_edit(better: Message, worse: Message) -> bool:
-    """Return whether two answers differ too little for a pair."""
+    """Return whether two answers differ so little that the worse one is not used."""
     if better.tool_calls != worse.tool_calls or better.reasoning != worse.reasoning:
         return False
     better_words, worse_words = (message.content.split()[:MAX_COMPARED_WORDS] for message in (better, worse))
@@ -114,7 +113,7 @@ def is_small_edit(better: Message, worse: Message) -> bool:
 
 
 def only_last_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the conversation with only its last answer trained: only this one was judged."""
+    """Return the conversation with loss on its last answer only, because only that answer was rated."""
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
     return tuple(
         replace(message, weight=0.0) if message.role == "assistant" and number != last else message

@@ -1,15 +1,15 @@
-"""The user's columns in the place of ours: `--columns FIELD=COLUMN,...` and `data.columns`.
+"""The mapping of the user's columns to our fields: `--columns FIELD=COLUMN,...` and `data.columns`.
 
-    prompt=question,completion=answer       one column each; a question or a text that is `a+b` joins several
-    prompt=ticket.text,completion=replies[0].body    paths into objects and lists (JMESPath)
-    messages=thread,role=author,text=body,assistant=Ben    a list of turns, its fields, and who answers; all others ask
-    session=chat,role=author,text=body,time=sent           a table of turns, one a row, joined by their session
-    rows=topics[].items[]                   the path of the rows in each record
-    where=outcome=resolved                  other rows are set aside; also `a!=b` and `a in b|c`
-    system='You answer in one sentence.'    a text in quotes is the text itself
+  prompt=question,completion=answer       one column each; a question or a text that is `a+b` joins several
+  prompt=ticket.text,completion=replies[0].body    paths into objects and lists (JMESPath)
+  messages=thread,role=author,text=body,assistant=Ben    a list of turns, its fields, and who answers; all others ask
+  session=chat,role=author,text=body,time=sent           a table of turns, one a row, joined by their session
+  rows=topics[].items[]                   the path of the rows in each record
+  where=outcome=resolved                  other rows are set aside; also `a!=b` and `a in b|c`
+  system='You answer in one sentence.'    a text in quotes is the text itself
 
-A column that is really called so goes before a path; one called `a+b` is written "a+b". A field that is not mapped
-is read under its exact name.
+If a row has a column with exactly the name of a path, the column is used. A column that is called `a+b` is written
+"a+b", in quotes. A field that is not mapped is read under its own name.
 """
 
 import difflib
@@ -74,12 +74,12 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> tuple[Row, dict[str, st
 
 
 def is_turn_table(columns: Mapping[str, str]) -> bool:
-    """Return whether each row is one turn, and the rows of a session are a conversation."""
+    """Return whether the mapping describes a table with one turn per row, whose turns are joined by session."""
     return {"session", "role", "text"} <= columns.keys() and "messages" not in columns
 
 
 def turn_table(columns: Mapping[str, str]) -> Log:
-    """Return the format of a table of turns, as the user maps its columns. A row without a session is refused."""
+    """Return the format of a table of turns with the user's columns. It refuses rows without a session."""
 
     def read(event: Row) -> TableTurn | RowRefused:
         session = value_of(event, columns["session"])
@@ -117,7 +117,7 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
 
 
 def maps_content(columns: Mapping[str, str]) -> bool:
-    """Return whether the user mapped the conversation, so that no other column of one is read."""
+    """Return whether the mapping names columns of the conversation itself; then no unmapped column of it is read."""
     return not columns.keys().isdisjoint(CONTENT)
 
 

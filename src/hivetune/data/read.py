@@ -101,9 +101,9 @@ Note = tuple[str, str]  # a reason for a change, and what was changed where
 class ExaminedRow:
     """A row as an Example, to which each stage of its preparation adds its results (prepare/examine.py).
 
-    The example has no id before redaction, which may still change its text. `changed`: reasons of severity warn.
-    `views` is empty without a model.
-    `missing`: fields whose column, as the user named it, the row does not have.
+    The example has no id before redaction, because redaction may still change its text. `changed`: what was changed, as
+    keys of REASONS or REWRITTEN. `views` is empty without a model. `missing`: fields that the user mapped to a column
+    which the row does not have.
     """
 
     raw: RawRow
@@ -252,6 +252,6 @@ def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ..
 
 
 def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
-    """Return 64 bits of an answer and all before it, whichever turns are trained."""
+    """Return a 64-bit hash of an answer and all turns before it, whichever of them are trained."""
     trained = tuple(replace(m, weight=1.0) if m.weight != 1 else m for m in messages)
     return int(content_id(trained, tuple(tools))[:16], 16)

@@ -73,7 +73,8 @@ class RowInfo:
 
 @dataclass(frozen=True, slots=True)
 class BadAnswer:
-    """A bad answer of the train split. `own`: it is a row of the input, else the worse answer of the row `better`."""
+    """A bad answer of the train split. `own`: it is the answer of a row; otherwise it is the worse answer of the row
+    `better`."""
 
     row: int
     content_id: str
@@ -89,10 +90,10 @@ class BadAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PoolRow:
-    """One row of the input, for choosing among rows.
+    """One row of the input, for the choice among rows.
 
-    `group_id` is equal for the rows of one group. `length` and `trained` count the tokens of all its views, which are
-    the snapshot's rows `numbers`.
+    Rows of one group have the same `group_id`. `length` and `trained` are numbers of tokens, summed over the row's
+    views, which have the `numbers` in the snapshot.
     """
 
     id: str
@@ -149,14 +150,14 @@ class Snapshot:
         yield from self._select("SELECT row, id, length, trained FROM rows WHERE split = ? ORDER BY row", split)
 
     def first_views(self) -> dict[int, int]:
-        """Return later view -> first view of the same input row, as row numbers."""
+        """Return the number of each later view of a row -> the number of the row's first view."""
         if self.num_rows == self.manifest["accounting"]["usable"]:
             return {}
         return {row: row - view for row, view in self._select("SELECT row, view FROM rows WHERE view > 0")}
 
     def good_rows(self, split: Split, least: int) -> list[int]:
-        """Return the row numbers of a split whose answers were rated good, ascending, or all of the split if fewer than
-        `least` were."""
+        """Return, ascending, the numbers of the rows of a split whose answers were rated good; all rows of the split if
+        there are fewer than `least` of them."""
         query = "SELECT row FROM rows WHERE split = ? AND approved ORDER BY row"
         approved = [row for (row,) in self._select(query, split)]
         return approved if len(approved) >= least else self.rows(split)

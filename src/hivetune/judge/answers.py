@@ -84,7 +84,7 @@ def _rate_file(model: str) -> Path:
 
 
 def note_rate(model: str, new_tokens: int, seconds: float) -> None:
-    """Record the speed of this model's answers on this machine, for the next `minutes_text`."""
+    """Record how fast this model answered on this machine, so that `minutes_text` can estimate the next evaluation."""
     if new_tokens:
         write_json(_rate_file(model), {"tokens_per_second": new_tokens / seconds})
 

@@ -57,9 +57,8 @@ VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics")
 
 @dataclass(frozen=True)
 class SideAnswers:
-    """One side of a comparison: its answers, and some of their times in seconds, by prompt key. `peak_memory_bytes` is
-    None for a server that was already running.
-    """
+    """The answers of one side of a comparison, and some of their times in seconds, both by prompt key.
+    `peak_memory_bytes` is None for a server that was already running."""
 
     label: str
     kind: str

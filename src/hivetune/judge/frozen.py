@@ -1,4 +1,4 @@
-"""Frozen questions, asked beside the held-out rows: the user's own, and some that a release answered right."""
+"""Frozen questions, asked besides the held-out rows: the user's own, and some that a release answered correctly."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -37,11 +37,12 @@ def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Map
 
 
 def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None = None) -> list[Prompt]:
-    """Return the prompts that are asked beside the held-out rows: past wins of the sides' releases, and the user's own.
+    """Return the prompts that are asked in addition to the held-out rows: past wins of the sides' releases, and the
+    user's own.
 
-    They are numbered -1, -2, ..., as they are not rows of a snapshot. `own`: the name of the cycle's releases, which
-    may have none yet. Raises DataRefused for an unusable file, UsageError for a damaged set and for an unknown release
-    name.
+    Their numbers are -1, -2, ..., because they are not rows of a snapshot. `own`: the name of the cycle's releases,
+    which may have none yet. Raises DataRefused for an unusable file, UsageError for a damaged set and for an unknown
+    release name.
     """
     names = {side.name.partition("@")[0] for side in map(parse_side, sides) if side.kind == "release"}
     named = {entry for entry in settings.frozen if is_name(entry)}

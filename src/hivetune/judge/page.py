@@ -67,7 +67,7 @@ def _templates() -> jinja2.Environment:
 
 
 def comparison_body(document: Mapping[str, Any]) -> str:
-    """Return the page without title and frame, for pages that have a frame and page.css of their own."""
+    """Return the content of the page without title and frame, for a page that has its own frame and page.css."""
     num_answers = len(document["answers"])
     not_compared = (f" {titled(name)} is not compared: {why}." for name, why in document["not_compared"].items())
     more = f" The first {MAX_ANSWERS} of {num_answers} are shown; the file beside this page has all."
@@ -92,7 +92,7 @@ def comparison_body(document: Mapping[str, Any]) -> str:
 
 
 def metric_cells(metric: Metric) -> tuple[Any, ...]:
-    """Return the cells of a metric's line: name, both sides, gain, interval, n, required, passed."""
+    """Return the cells of a metric's row: name, values of both sides, gain, interval, n, required, passed."""
     name, interval = metric.name, interval_text(metric)
     if interval and metric.level != DEFAULT_LEVEL:
         interval += f" ({level_text(metric.level)})"

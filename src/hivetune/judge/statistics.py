@@ -25,11 +25,12 @@ SEEN_UNITS, UNSEEN_NATS = 72, 8.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic, its interval at level 1 - alpha, and the number of independent units (rows or groups) behind it.
+    """A statistic, its interval at level 1 - alpha, and the number of independent units (rows or groups) that it is
+    based on.
 
-    `unit_sd`: standard error of `value` times sqrt(units), which `rows_needed` scales. `least_units`: the number of
-    units below which a rule for small samples keeps the interval wide, whatever the spread. `skewness`: that of single
-    units.
+    `unit_sd`: standard error of `value` times sqrt(units), from which `rows_needed` extrapolates. `least_units`: number
+    of units below which a rule for small samples keeps the interval wide, however small the variance. `skewness`: that
+    of the values of single units.
     """
 
     value: float

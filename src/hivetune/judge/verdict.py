@@ -45,7 +45,7 @@ class Reading:
     """The values of one metric in an evaluation.
 
     `estimate`: the gain over the base, or a value of the tuned model alone; None if it was not measured, for the reason
-    in `missing`. `more`: text to add to a reason.
+    in `missing`. `more`: text that is appended to the reason of the verdict.
     """
 
     base: float | None = None
@@ -339,9 +339,8 @@ def titled(name: str) -> str:
 
 
 def value_text(name: str, value: float | None, *, gain: bool = False) -> str:
-    """Return a metric's value in its unit; shares are percentages. `gain`: the value is a gain, so it has a sign; of a
-    cost it is the share of the base's cost that is saved.
-    """
+    """Return a metric's value in its unit; shares are percentages. `gain`: the value is a gain, which gets a sign; the
+    gain of a cost is a share of the base's cost."""
     if value is None:
         return "-"
     kind = KINDS.get(name, KINDS["loss"])

@@ -158,9 +158,8 @@ def find_engine() -> Engine:
 
 @functools.lru_cache(maxsize=8)
 def own_engine(program: str, changed_ns: int) -> Engine:
-    """Return the user's `llama-server`, with the reason in `passed_over` if it can't be used. `changed_ns`:
-    modification time of its file, which becomes part of the build.
-    """
+    """Return the user's `llama-server`; `passed_over` is the reason if it can't be used. `changed_ns`: modification
+    time of the program, in ns, which becomes part of the build's name."""
     version = ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         command, environment = [program, "--version"], named_environment()

@@ -1,4 +1,4 @@
-"""The check that a server builds the prompts of training, token by token, on real conversations."""
+"""The check that a server's prompts have the token ids of training, on conversations of a snapshot."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,10 +19,11 @@ SHOWN_TOKENS = 6
 
 
 def check_prompts(backend: Backend, model: Path, snapshot: Snapshot) -> int:
-    """Compare the server's token ids of conversations with the trained ones, held-out conversations first. Returns the
+    """Compare the server's token ids of conversations with the trained ones, held-out conversations first. Return the
     number of conversations compared.
 
-    Raises HivetuneError if one differs, since such a model is asked other questions than it was trained on.
+    Raises HivetuneError if one differs, because the server would then ask the model in another form than it was trained
+    on.
     """
     rows = [row for split in HELD_OUT_FIRST for row in snapshot.rows(split)]
     infos = [snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]

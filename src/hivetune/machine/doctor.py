@@ -1,9 +1,9 @@
-"""The parts of `doctor` beside look and findings: a self-test of each device, and a document without names of user and
+"""The parts of `doctor` besides look and findings: a self-test of each device, and a document without names of user and
 host.
 
-The self-test takes seconds: products as LoRA has them, on each device, against float64 on the processor. Its child
-(`machine/worker/selftest.py`) alone imports torch, because a device that crashes or hangs is a result too. It finds a
-torch that does not work here, but not a kernel that is rarely wrong.
+The self-test takes seconds: products of LoRA's shapes, on each device, are compared with float64 on the processor. Only
+its child (`machine/worker/selftest.py`) imports torch, because a crash or a hang of the device is also a result. The
+self-test detects a torch that does not work on this machine, but not a kernel that is only rarely wrong.
 """
 
 import os

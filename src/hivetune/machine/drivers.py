@@ -35,7 +35,7 @@ NEAR_LIMIT_C = 3.0
 
 
 def read_nvidia(program: str = PROGRAM) -> list[dict[str, Any]]:
-    """Return NVIDIA's cards, none without a driver that answers."""
+    """Return NVIDIA's cards; an empty list without a driver that answers."""
     fields = [*_FIELDS, *_SENSORS.values(), *_HOT]
     while True:
         command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
@@ -71,7 +71,7 @@ def _nvidia_card(told: dict[str, str]) -> dict[str, Any]:
 
 
 def read_amd(root: Path = _ROOT) -> list[dict[str, Any]]:
-    """Return AMD's cards in torch's order; `slot` is the place of each on the bus, as a driver writes it."""
+    """Return AMD's cards in torch's order. `slot` is the PCI address of each, as its driver writes it."""
     architectures = kfd_architectures(root)
     order = list(architectures)
     driver = system_text(root / "sys/module/amdgpu/version") or f"kernel {kernel_release(root)}"

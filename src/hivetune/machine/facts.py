@@ -30,7 +30,7 @@ Patterns = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact about machines. `more`: the additional keys of its kind."""
+    """One fact about machines. `more`: the keys that only facts of its kind have."""
 
     id: str
     says: str
@@ -174,7 +174,7 @@ class Fault:
 
 @functools.cache
 def catalogue() -> tuple[Fault, ...]:
-    """Return all faults in the order in which they are tried. The last one fits everything."""
+    """Return all faults in the order in which they are compared with a failure. The last one matches every failure."""
     entries = tomllib.loads((KNOWLEDGE / "faults.toml").read_text(encoding="utf-8"))["fault"]
     return tuple(Fault(**{name: _read(name, value) for name, value in entry.items()}) for entry in entries)
 

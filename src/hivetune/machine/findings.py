@@ -34,7 +34,7 @@ def candidate_cards(look: Look) -> tuple[SeenCard, ...]:
 
 
 def of_card(look: Look, seen: SeenCard) -> dict[str, Any]:
-    """Return the observations of the machine and one card."""
+    """Return the observations about the machine and one card, for matching with facts."""
     card, gfx = seen.card, seen.card.architecture
     observed = {**look.observed, **seen.observed, "access": seen.access}
     if card.memory_bytes:
@@ -80,7 +80,7 @@ class Judgement:
 
     @property
     def fit(self) -> bool:
-        """Return whether training can work on this machine."""
+        """Return whether this machine can train: whether no finding is fatal."""
         return not any(finding.severity == "fatal" for finding in self.findings)
 
 
@@ -127,9 +127,8 @@ def worst_first(findings: Iterable[MachineFinding]) -> tuple[MachineFinding, ...
 
 
 def llama_build_problem(look: Look) -> str:
-    """Return, in words and with the command to fix it, that llama.cpp here is built for the processor although there is
-    a card; "" otherwise.
-    """
+    """Return a sentence, with the command that fixes it, if llama.cpp is built for the CPU only although there is a
+    card; "" otherwise."""
     found = (each for each in judge_machine(look).findings if each.id == "llama-cpp-without-card")
     return next((f"{each.title}; for the other build: {each.fix}" for each in found), "")
 
@@ -165,7 +164,8 @@ class Variable:
 
 
 def advised_variables(look: Look, *, keep_set: bool = False) -> tuple[Variable, ...]:
-    """Return the variables that a worker should have. With `keep_set` the user's own stay unless they do harm."""
+    """Return the environment variables to set or remove for a worker. `keep_set`: the user's own variables stay, unless
+    they do harm."""
     observed = [of_card(look, card) for card in candidate_cards(look)] or [dict(look.observed)]
     chosen: dict[str, Variable] = {}
     for fact in facts("finding"):

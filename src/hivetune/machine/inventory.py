@@ -61,7 +61,7 @@ class Machine:
 
     @property
     def fingerprint(self) -> str:
-        """A hash (16 hex digits) of everything that can change a measured rate or a chosen backend."""
+        """Return a hash (16 hex digits) of everything that can change a measured rate or a chosen backend."""
         parts = {
             "cpu": [self.cpu, *self.isa, self.cores],
             "cards": [[card.name, card.architecture, card.memory_bytes, card.driver] for card in self.cards],
@@ -73,9 +73,9 @@ class Machine:
 def read_machine(
     root: Path = Path("/"), folder: Path | None = None, nvidia: Callable[[], Sequence[Card]] | None = None
 ) -> Machine:
-    """Return this machine now. `folder` is where runs will lie (default: the home), for its free space.
+    """Return this machine as it is now. `folder`: where runs will be stored (default: the home), for its free space.
 
-    `nvidia` reads NVIDIA's cards (default: by nvidia-smi).
+    `nvidia` returns NVIDIA's cards (default: by nvidia-smi).
     """
     cpu, isa = _read_cpu(root / "proc/cpuinfo")
     # Without swap: a training that swaps never ends.
@@ -105,7 +105,7 @@ def cpu_workers(cores: int, threads: int | None = None) -> int:
 
 
 def disk_free_bytes(folder: Path) -> int:
-    """Return the free space for this user where `folder` is or would be made."""
+    """Return the bytes that this user may still write to the disk where `folder` is or would be created."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 

@@ -1,6 +1,7 @@
-"""The look at a machine: its inventory, cards and variables, and all that facts can be matched with, without torch.
+"""The look at a machine: its inventory, cards, variables and all other observations that facts are matched with.
 
-Versions are read from packages' metadata; nothing of them is imported. `root` replaces `/` in tests.
+Versions are read from the packages' metadata; neither torch nor another of these packages is imported. `root` replaces
+`/` in tests.
 """
 
 import mmap
@@ -58,13 +59,13 @@ class SeenCard:
 
     @property
     def name(self) -> str:
-        """The display name, such as "Radeon RX 7900 XTX, card 0 (gfx1100)"."""
+        """Return the display name, such as "Radeon RX 7900 XTX, card 0 (gfx1100)"."""
         architecture = f" ({self.card.architecture})" if self.card.architecture else ""
         return f"{self.card.name}, card {self.card.index}{architecture}"
 
     @property
     def observed(self) -> dict[str, str]:
-        """The observations to match facts with: vendor, and gfx name or compute capability."""
+        """Return the observations that facts are matched with: vendor, and gfx name or compute capability."""
         vendor, name = ("amd", "gfx") if self.card.kind == "rocm" else ("nvidia", "capability")
         return {"vendor": vendor, **({name: self.card.architecture} if self.card.architecture else {})}
 

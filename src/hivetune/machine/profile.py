@@ -15,7 +15,8 @@ from hivetune.base.typed import from_plain, to_plain
 
 @dataclass(frozen=True)
 class Profile:
-    """The rates, agreements and rungs recorded for one machine."""
+    """The measurements recorded for one machine: training rates, agreement with transformers, and changes that runs
+    needed."""
 
     fingerprint: str
     # Model and precision -> operations a second of the steps of its last run.

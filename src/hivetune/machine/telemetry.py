@@ -1,8 +1,7 @@
-"""Samples of the machine during a run, for post-mortems: memory, load and cards meanwhile, and the kernel's words about
-a death.
+"""Samples of the machine during a run, for the diagnosis of a fault: memory, load, cards, and the kernel's messages.
 
-They are from psutil, AMD's sysfs (hwmon), nvidia-smi and /dev/kmsg. Sensors and traces that can't be read (container,
-no permission) are left out. `root` replaces `/` in tests.
+The sources are psutil, AMD's sysfs (hwmon), nvidia-smi and /dev/kmsg. Sensors and messages that can't be read
+(container, no permission) are left out. `root` replaces `/` in tests.
 """
 
 import contextlib
@@ -95,7 +94,7 @@ class KernelLog:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Return the number of out-of-memory kills, of the machine plus our cgroup."""
+    """Return the number of out-of-memory kills so far, of the machine plus this process's cgroup."""
     # They overlap, so only differences mean something.
     counts = [root / "proc/vmstat"]
     if mine := re.search(r"^0::/?(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE):
@@ -105,5 +104,5 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def settle_kernel(seconds: float = 0.05) -> None:
-    """Wait until the kernel has written its lines about a death, which takes a moment."""
+    """Wait `seconds`, until the kernel has logged the death of a process."""
     time.sleep(seconds)

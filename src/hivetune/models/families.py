@@ -20,8 +20,9 @@ GroupName = Literal["qkv", "o", "gate_up", "down"]
 class Projection:
     """One linear module of a decoder layer; `name` below `model.layers.I.`.
 
-    outputs: the widths whose sum is its output. group: the fast path's merged matrix that it is a part of.
-    bias: which setting gives it one (`attention_bias`, `mlp_bias`; "qkv": also `Family.qkv_bias`), or "never".
+    outputs: the widths whose sum is the number of its outputs. group: the merged matrix of the fast path that contains
+    it. bias: the setting that gives it a bias (`attention_bias`, `mlp_bias`; "qkv": also `Family.qkv_bias`), or
+    "never".
     """
 
     name: str
@@ -62,19 +63,19 @@ HEAD_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Differences from Llama. Settings that a config.json may leave out: `head_dim`, `tied`, `activation`,
-    `query_scalar` are the defaults.
+    """The differences of a family from Llama. `head_dim`, `tied`, `activation` and `query_scalar` are the defaults of
+    settings that a config.json may leave out.
 
     head_dim: None means hidden / heads. tied: the output embedding is the input embedding. qkv_bias: q, k and v always
-    have one. head_norms: norms of E channels on queries and keys; wide_norms: of all their channels together.
-    sandwich_norms: norms after attention and MLP too; post_norms: only there. eps: what norms add.
-    norm_plus_one: the stored weight is the distance from 1. scaled_embedding: multiplied by sqrt(hidden).
-    multipliers: embeddings, what is added to the stream, scores and logits are multiplied by settings of its own.
-    gelu_is_tanh: "gelu" means its tanh form. query_scalar: scores are divided by the root of
-    `query_pre_attn_scalar`. softcaps: `attn_logit_softcapping` and `final_logit_softcapping` count.
-    sliding: which layers see a window only: every one, those that the config asks for, every second (the even ones),
-    all but each sixth. local_rope: windowed layers rotate by `rope_local_base_freq`. no_rope_interval: each layer of
-    this number rotates nothing.
+    have a bias. head_norms: there are norms of E channels on queries and keys; wide_norms: of all their channels
+    together. sandwich_norms: there are norms after attention and MLP too; post_norms: only there. eps: what norms add
+    to the mean square. norm_plus_one: the stored weight is the distance from 1. scaled_embedding: embeddings are
+    multiplied by sqrt(hidden). multipliers: the config has factors for embeddings, layer outputs, scores and logits.
+    gelu_is_tanh: "gelu" means its tanh approximation. query_scalar: scores are divided by the square root of
+    `query_pre_attn_scalar`. softcaps: `attn_logit_softcapping` and `final_logit_softcapping` are applied. sliding: the
+    layers with an attention window: all, those that the config names, every second (the even ones), or all but every
+    sixth. local_rope: layers with a window use `rope_local_base_freq`. no_rope_interval: every layer whose number is a
+    multiple of this has no rotation.
     """
 
     head_dim: int | None = None
@@ -99,7 +100,7 @@ class Family:
 
     @property
     def norms(self) -> Mapping[str, str]:
-        """Return the name of each norm of a layer by its purpose."""
+        """Return the name of each norm of a layer, by its place in the layer."""
         norms = POST_NORMS if self.post_norms else SANDWICH_NORMS if self.sandwich_norms else PRE_NORMS
         return {**norms, **HEAD_NORMS} if self.head_norms or self.wide_norms else norms
 

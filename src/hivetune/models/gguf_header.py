@@ -34,7 +34,8 @@ BLOCKS = {
 
 @dataclass(frozen=True)
 class Header:
-    """The settings by key (of arrays, such as the vocabulary, only the length), and the shape of each tensor.
+    """The settings of a GGUF file by key, and the shape of each tensor by name. Of an array, such as the vocabulary,
+    only the length is kept.
 
     Shapes are in GGUF's order, the reverse of torch's: the dimension that is contiguous in memory comes first.
     """

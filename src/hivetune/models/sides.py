@@ -20,9 +20,8 @@ BASELINE = "base"  # what a run is compared with unless the config says otherwis
 
 @dataclass(frozen=True)
 class NamedSide:
-    """A side of a comparison. `name`: the user's text; for an endpoint the part before "#", with the rest in
-    `model`.
-    """
+    """A side of a comparison. `name`: the user's text; for an endpoint only the part before "#", and `model` is the
+    part after it."""
 
     kind: SideKind
     name: str

@@ -82,7 +82,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def has_code_signs(value: str) -> bool:
-    """Return whether a value looks like code: brackets or attribute access. A password may begin with "("."""
+    """Return whether a value looks like code, because it has brackets or attribute access. A leading "(" is allowed."""
     return CODE_SIGNS.search(value.removeprefix("(") if ")" not in value else value) is not None
 
 
@@ -96,7 +96,8 @@ def looks_random(value: str) -> bool:
 
 
 def looks_chosen(value: str) -> bool:
-    """Return whether a person may have chosen a value as password: letters and digits, six digits, or signs."""
+    """Return whether a person may have chosen the value as a password: letters with digits or signs, or at least six
+    digits."""
     if is_placeholder(value) or has_code_signs(value):
         return False
     digits, letters = sum(c.isdigit() for c in value), sum(c.isalpha() for c in value)
@@ -109,7 +110,8 @@ def looks_chosen(value: str) -> bool:
 
 
 def is_token(text: str, start: int, end: int) -> bool:
-    """Return whether a token is neither `sk-xxxx...` nor a name of words with the same prefix."""
+    """Return whether the match is a real token: no placeholder such as `sk-xxxx`, and no identifier made of plain
+    words."""
     value = text[start:end]
     if len(set(value[4:].lower())) <= 3 or any(part in value.lower() for part in WORDS["no_key"]):
         return False

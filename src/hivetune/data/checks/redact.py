@@ -34,10 +34,11 @@ Place = Literal["anywhere", "marker", "behind"]  # of a match: where a marker be
 
 @dataclass(frozen=True)
 class Rule:
-    """One kind of find; redaction.toml describes the fields.
+    """One kind of secret or personal data; redaction.toml describes the fields.
 
-    It is tried where the text of its gate is not empty and holds one of the markers and the sign `needs`. The gates:
-    "folded" is lower case, "digits" wants two digits, and "long-word" are the words of LONG_WORD characters and more.
+    To save time, `regex` is searched only in a text that contains one of the markers and the sign `needs`, within the
+    part that `gate` selects: "folded" is the text in lower case, "digits" a text with at least two digits, "long-word"
+    the words of at least LONG_WORD characters.
     """
 
     name: str
@@ -83,7 +84,7 @@ class Find:
 
 
 class RuleSet:
-    """A set of rules. Where two match, the earlier rule wins."""
+    """A set of rules. If two rules match at the same place, the earlier rule is used."""
 
     def __init__(self, rules: Sequence[Rule]):
         self.rules = tuple(rules)
@@ -164,7 +165,7 @@ RULES = RuleSet((*_rules("blocks", at="marker"), *_tokens(), *_rules("named", **
 
 
 def apply_policy(example: Example, policy: Policy) -> tuple[Example, tuple[Note, ...]]:
-    """Return the example after `policy`, and a note for each kind of finds with their places.
+    """Return the example with `policy` applied, and a note for each kind of secret or personal data, with its places.
 
     All fields of messages, tool definitions and the checker are searched: the checker's expected value must stay equal
     to the answer's. Raise RowRefused if the policy is "reject".

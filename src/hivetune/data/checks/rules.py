@@ -56,7 +56,7 @@ def check_roles(messages: Messages) -> None:
 
 
 def check_empty(messages: Messages) -> None:
-    """Check that no question and no answer without calls is empty."""
+    """Check that every question has a text, and every answer a text or a tool call."""
     for message in messages:
         if message.content.strip():
             continue
@@ -88,14 +88,14 @@ def has_mojibake(messages: Messages) -> bool:
 
 
 def check_length(messages: Messages) -> None:
-    """Check that the row is no larger than the window of any usual model, before other checks read its text."""
+    """Check that the row is not longer than MAX_CHARS, before other checks read its text."""
     num_chars = sum(len(message.content) for message in messages)
     if num_chars > MAX_CHARS:
         raise RowRefused("too-long", f"{num_chars:,} characters, the limit is {MAX_CHARS:,}")
 
 
 def check_message_weights(messages: Messages) -> None:
-    """Check that an answer has a weight."""
+    """Check that at least one answer has a weight above 0."""
     if not any(message.weight for message in messages if message.role == "assistant"):
         raise RowRefused("no-trained-token", "every answer has the weight 0")
 

@@ -51,7 +51,8 @@ def matching_files(pattern: str) -> Iterator[str]:
 
 
 def name_problem(path: str) -> tuple[str, str] | None:
-    """Return why a file name can't be stored in a database, YAML and JSON, with a hint; None if it can."""
+    """Return the reason why a file name can't be stored in a database, YAML and JSON, with a hint; None if it can be
+    stored."""
     # Python gives the bytes of a name that its locale can't decode as lone surrogates.
     if path.encode("utf-8", "replace").decode() == path:
         return None
@@ -123,12 +124,12 @@ def refuse_read_once(paths: str | Sequence[str]) -> None:
 
 
 def names_rows(path: str) -> bool:
-    """Return whether an argument of a command means rows: `-`, `store`, a folder, or a file with a known suffix."""
+    """Return whether an argument of a command names rows: `-`, `store`, a folder, or a file with a known suffix."""
     return path in ("-", "store") or os.path.isdir(path) or _is_known(os.path.basename(path))
 
 
 def is_document(name: str) -> bool:
-    """Return whether a file, by its name, is written once, as a document; other files are logs, which grow."""
+    """Return whether a file, by its name, is a document that is written once; other files are logs, which may grow."""
     return _suffix(name) in _SUFFIXES and _suffix(name) not in _LOG_SUFFIXES
 
 

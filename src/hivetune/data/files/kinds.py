@@ -74,7 +74,7 @@ def source_of(path: str, name: str, encoding: str | None = None) -> Source:
 
 
 def refuse_foreign(head: bytes, name: str) -> None:
-    """Raise UsageError if the first bytes of a file are those of a kind that holds no rows."""
+    """Raise UsageError if the first bytes of a file show a type that contains no rows, such as a PDF or an image."""
     for begins, title, instead in _FOREIGN:
         if head.startswith(begins):
             raise UsageError(f"{spelled(name)} is {title}, not a file of rows", hint=instead.format(name=name))

@@ -1,5 +1,5 @@
-"""The rows of a file, one after the other. A damaged file is refused with its place; a bad line becomes a row with a
-problem.
+"""The rows of a file, one after the other. A damaged file is refused with the place of the damage; a bad line becomes a
+row with a problem.
 
 The place of a row is the line where it begins; in Parquet and Arrow it is the number of the row.
 """

@@ -34,9 +34,8 @@ AnyKind = TypeVar("AnyKind", Format, Batch, Log, Store)
 
 @cache
 def all_formats() -> tuple[AnyFormat, ...]:
-    """Return every format in the order in which they are asked: the user's, other packages', those of modules, those of
-    formats.toml. Raise UsageError where two have one name, or one can't be loaded.
-    """
+    """Return every format in the order in which they are tried: the user's, other packages', those of modules, those of
+    formats.toml. Raise UsageError if two have the same name, or if one can't be loaded."""
     formats: list[AnyFormat] = []
     for path in sorted((home() / "formats").glob("*.toml")):
         formats += specs_in(path)
@@ -93,12 +92,12 @@ def _of_kind(kind: type[AnyKind]) -> dict[str, AnyKind]:
 
 @lru_cache(512)  # asking all formats took half the time of a record
 def formats_with(names: tuple[str, ...]) -> tuple[Format, ...]:
-    """Return the formats that a record with these columns may have, in the order in which they are asked."""
+    """Return the formats that may fit a record with these columns, in the order in which they are tried."""
     return tuple(form for form in _of_kind(Format).values() if has_needs(form.needs, names))
 
 
 def format_named(name: str) -> Format | None:
-    """Return the format of records with this name; None for the conversations that a file's format joined."""
+    """Return the format of records with this name; None for the name of a format of whole files."""
     return _of_kind(Format).get(name)
 
 
@@ -106,12 +105,12 @@ def format_named(name: str) -> Format | None:
 
 
 def format_of_file(head: Head) -> Log | None:
-    """Return the format of a whole file by its beginning."""
+    """Return the format of a whole file, recognised by its beginning; None if rows are read from it one by one."""
     return next((log for log in _of_kind(Log).values() if log.recognise(head)), None)
 
 
 def store_of(path: str) -> str | None:
-    """Return the format of an SQLite file by its tables; None for any other."""
+    """Return the name of the format of an SQLite file, recognised by its tables; None if no format fits."""
     with contextlib.closing(open_to_read(path)) as database:
         try:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -126,9 +125,8 @@ def joins_rows(name: str) -> bool:
 
 
 def rows_of_file(name: str, path: str, lines: Lines) -> Iterator[PlacedRow]:
-    """Yield the records of a file of the format `name`, each with the line where it begins, of a database with its
-    number. Raise DataRefused for a damaged database.
-    """
+    """Yield the records of a file of the format `name`, each with the line where it begins, or with its number in a
+    database. Raise DataRefused for a damaged database."""
     if name in _of_kind(Log):
         yield from _of_kind(Log)[name].rows(lines)
         return
@@ -157,7 +155,7 @@ def _batch_mark() -> re.Pattern[bytes]:
 
 
 def rows_inside(payload: bytes) -> list[bytes] | None:
-    """Return the rows that a record holds, in order; None when it is a row itself, or no JSON."""
+    """Return the rows that a record contains, in order; None if the record is itself a row, or is not JSON."""
     # Parsing each row a second time would take longer than this search, which most rows end.
     if payload[:1] != b"{" or _batch_mark().search(payload) is None:
         return None

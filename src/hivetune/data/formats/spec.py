@@ -48,7 +48,7 @@ _Reason = Annotated[str, AfterValidator(_known)]
 
 
 class Spec(BaseModel):
-    """An entry, its paths compiled."""
+    """An entry of formats.toml or of a user's file, with its paths compiled."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -93,7 +93,7 @@ class Spec(BaseModel):
     table: bool = False  # the format is no more than names of columns
 
     def has(self, *keys: str) -> bool:
-        """Return whether the entry has one of these keys."""
+        """Return whether the entry sets at least one of these keys."""
         return not self.model_fields_set.isdisjoint(keys)
 
 

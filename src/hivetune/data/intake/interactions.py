@@ -46,9 +46,8 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The result of one read, with the (key, position) of its source afterwards. A batch without rows only moves the
-    cursor.
-    """
+    """The result of one read: the deliveries, and the key and new position of their source. A batch without deliveries
+    only stores the position."""
 
     source: str
     deliveries: Sequence[Delivery] = ()
@@ -148,9 +147,8 @@ def load_forgotten(database: sqlite3.Connection) -> frozenset[tuple[str, str]]:
 
 
 def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] = (), **values: str | None) -> bool:
-    """Return whether one of `sources` (also the file of path#table), or one of the `values` given by kind, was
-    forgotten.
-    """
+    """Return whether a person forgot one of `sources` (for path#table also the file), or one of the `values`, given by
+    kind."""
     if not forgotten:
         return False
     names = {name for source in sources for name in (source, source.partition("#")[0])}
@@ -160,7 +158,7 @@ def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] =
 
 
 def names_in(raw: bytes) -> frozenset[str]:
-    """Return every string and word of a broken row; one of them may be the name of its user or session."""
+    """Return every string and word of a broken row, since any of them may be the name of its user or session."""
     text = raw[: 2 * KEPT_RAW_BYTES].decode("utf-8", "replace")
     names = set(_WORD.findall(text))
     for quoted in _QUOTED.findall(text):

@@ -44,7 +44,7 @@ _KEY = "jsonl:"
 class Position:
     """The place where reading stopped: after `offset` bytes and `line` complete lines.
 
-    `tail`: the hash of the bytes before it. `state`: the state of a file that was read to its end.
+    `tail`: the hash of the bytes before it. `state`: size and modification time of a file that was read to its end.
     """
 
     device: int

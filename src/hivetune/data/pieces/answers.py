@@ -1,6 +1,5 @@
-"""Logged requests and responses of model APIs: OpenAI (chat, completions, Responses), Anthropic, Gemini and Ollama.
-The entries of formats.toml say where a log holds these.
-"""
+"""Logged requests and responses of model APIs: OpenAI (chat, completions, Responses), Anthropic, Gemini and Ollama. An
+entry of formats.toml names the fields of a log that contain them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -138,7 +137,7 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
 
 
 def refuse_pieces(text: str) -> None:
-    """Raise RowRefused for an answer that is the text of a stream: server-sent events, or lines of JSON."""
+    """Raise RowRefused for an answer that was logged as a stream: server-sent events, or one JSON object per piece."""
     lines = [line for line in text.splitlines() if line]
     of_events = all(line.startswith(("data:", "event:", "id:", "retry:")) for line in lines)
     if len(lines) > 1 and (of_events or all(map(_is_piece, map(parsed, lines)))):

@@ -1,8 +1,8 @@
 """The definition of a format: the shape of an entry of formats.toml, of `FORMAT` in a module, and of an entry point;
-and what it makes of a row.
+and the conversation that it returns for a row.
 
-There are four kinds: `Format` of records that are rows, `Batch` of records that hold rows, `Log` of files whose rows
-have many lines, `Store` of SQLite files.
+There are four kinds: `Format` of records that are rows, `Batch` of records that contain rows, `Log` of files in which a
+row has many lines, `Store` of SQLite files.
 """
 
 import sqlite3
@@ -21,9 +21,8 @@ NOT_HELD = "not-held"  # why nothing is learned where a log lacks an image, a fi
 
 
 class Conversation(NamedTuple):
-    """The conversation of a row. `untrusted`: a tool or a web page wrote the answer; `changed`: reasons of severity
-    warn.
-    """
+    """The conversation of a row. `untrusted`: a tool or a web page wrote the answer. `changed`: what was changed in the
+    row, as keys of REASONS or REWRITTEN."""
 
     layout: str
     messages: tuple[Message, ...]
@@ -33,14 +32,14 @@ class Conversation(NamedTuple):
 
 
 class Format(NamedTuple):
-    """Records that are rows. `read` is given one JSON object, its names in snake_case, and returns its conversation, or
-    None if it is of another format. It raises RowRefused, with the reason, for a record that nobody should learn.
+    """Records that are rows. `read` is called with one JSON object, its names in snake_case. It returns the
+    conversation, or None if the record has another format, and raises RowRefused for a record that must not be
+    trained on.
 
     `needs`: the columns that a record must have before it is read; `a|b` means one of the two. `reads`: the columns
-    that are read, or that the format gives a meaning; others are listed as not read. `one_of`: columns of which the
-    first with a value is read. `table`: the format is no more than names of columns, so that a column that is not read
-    may hold a part of the question. `rows` yields the rows of a record that holds several of this format; its text
-    has the name `mark`.
+    that the format uses; others are reported as not read. `one_of`: columns of which only the first with a value is
+    read. `table`: the format is recognised by names of columns alone, so an unread column may be a part of the
+    question. `rows` yields the rows of a record that contains several; the text of such a record contains `mark`.
     """
 
     name: str
@@ -54,9 +53,8 @@ class Format(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Records that hold rows. `rows` yields them; it yields no row for a record of another format. `needs`: as in
-    Format.
-    """
+    """Records that contain rows. `rows` yields these, and nothing for a record of another format. `needs`: as in
+    Format."""
 
     name: str
     rows: Callable[[Row], Iterable[Row]]
@@ -74,9 +72,8 @@ class Head(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Files whose rows have many lines. `rows` yields (line, record), or (line, RowRefused) for a row that can't be
-    joined; formats of records read these.
-    """
+    """Files in which a row has many lines. `rows` yields (line, record), or (line, RowRefused) for lines that can't be
+    joined to a row; a `Format` reads the records."""
 
     name: str
     recognise: Callable[[Head], bool]
@@ -84,7 +81,7 @@ class Log(NamedTuple):
 
 
 class Store(NamedTuple):
-    """SQLite files of a program. `tables`: those that it has, among others; `rows` yields (number, record)."""
+    """SQLite files of another program, recognised by `tables`. `rows` yields (number, record)."""
 
     name: str
     tables: frozenset[str]

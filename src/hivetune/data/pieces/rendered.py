@@ -1,7 +1,7 @@
-"""Text written by a chat template or a chat page, back to turns and thoughts: exact ChatML and Llama 3, and thoughts
-before an answer.
+"""Text that was written by a chat template or a chat page, parsed to turns and thoughts: exact ChatML and Llama 3, and
+thoughts before an answer.
 
-A text with the marks of any other template is refused, because learning it whole would teach the questions too.
+A text with the markers of any other template is refused, because training on it would train on the questions too.
 """
 
 import re
@@ -29,9 +29,8 @@ _DETAILS = re.compile(
 
 
 def rendered_turns(text: str, *, whole: bool) -> list[dict[str, str]] | None:
-    """Return the turns of a rendered conversation; None for any other text. `whole`: the answer is a part of it, else
-    it is a prompt, whose last header may open the answer.
-    """
+    """Return the turns of a rendered conversation; None for any other text. `whole`: the text contains the answer;
+    otherwise it is a prompt, which may end with the header of the answer."""
     if "<|" not in text:
         return None
     body = text[_BEGIN.match(text).end() :]  # type: ignore[union-attr]  # it matches every text
@@ -52,14 +51,13 @@ def rendered_turns(text: str, *, whole: bool) -> list[dict[str, str]] | None:
 
 
 def has_marks(text: str) -> bool:
-    """Return whether a text has marks that only a template writes."""
+    """Return whether a text contains markers that only chat templates write, such as <|im_start|>."""
     return ("<" in text or "[" in text) and _MARK.search(text) is not None
 
 
 def with_thoughts_apart(message: Message) -> Message:
-    """Return an answer with the thoughts apart that it begins with: its prompt opened them and `</think>` stands on a
-    line of its own, or a page shows them folded. Any other message is returned as it is.
-    """
+    """Return an answer with the thoughts at its beginning moved to their own field: thoughts that end with `</think>`
+    on a line of its own, or that a chat page shows folded. Any other message is returned unchanged."""
     text = message.content
     if message.role != "assistant" or message.reasoning or "<think>" in text:
         return message

@@ -1,6 +1,5 @@
-"""Conversations that a program logged or keeps: many lines of a session, tickets, tables of turns. Parts that the
-program left out, and missing ones, are noted. Help desks keep messages as HTML.
-"""
+"""Conversations that a program logged or stores: the lines of a session, tickets, tables of turns. Parts that the
+program left out are noted. Messages of help desks are HTML."""
 
 import difflib
 import html
@@ -105,9 +104,9 @@ def path_to(leaf: str | None, parents: Mapping[str, Any]) -> list[str]:
 
 
 class TableTurn(NamedTuple):
-    """One turn of a conversation whose turns are separate rows: its place is the row where it begins. `position` orders
-    the turns where all have one, else they keep the order of the file; `facts` belong to the whole conversation.
-    """
+    """One turn of a conversation whose turns are separate rows. Its place is the row where it begins. The turns are
+    sorted by `position` if all have one, else they keep the order of the file. `facts` belong to the whole
+    conversation."""
 
     thread: str
     turn: Mapping[str, Any]

@@ -1,6 +1,5 @@
-"""Turns as OpenAI (chat and Responses), Anthropic, Gemini and Ollama write them, to messages. Calls, and the tools that
-may be called, are read to OpenAI's form.
-"""
+"""The conversion of turns of OpenAI (chat and Responses), Anthropic, Gemini and Ollama to messages. Tool calls, and the
+tools that may be called, are converted to OpenAI's form."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -110,7 +109,7 @@ def _without_nulls(schema: Any) -> Any:
 
 
 def without_padding(conversation: Conversation) -> Conversation:
-    """Return the conversation with calls whose arguments are null only where their tool allows it."""
+    """Return the conversation without arguments of calls that are null, except where the tool's schema allows null."""
     # A column of Arrow has every key that any of its rows has, so that calls of one tool have the arguments of all.
     functions = [tool["function"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
     schemas = {

@@ -1,4 +1,4 @@
-"""JSON values: texts, JSON in texts, lists of objects, and paths (JMESPath) to what is inside of them."""
+"""JSON values: texts, JSON in texts, lists of objects, and paths (JMESPath) into them."""
 
 import ast
 import json
@@ -68,7 +68,8 @@ def listed(value: Any) -> list[Any]:
 
 
 def one_of(value: Any, *names: str) -> Any:
-    """Return the value of the first of these keys that has one, else None."""
+    """Return the value of the first of these keys that is present and not null; None if there is none, or if `value` is
+    not an object."""
     if isinstance(value, dict):
         for name in names:
             field = value.get(name)
@@ -78,7 +79,7 @@ def one_of(value: Any, *names: str) -> Any:
 
 
 def has_needs(needs: Iterable[str], names: Iterable[str]) -> bool:
-    """Return whether a record with these columns has all that a format needs."""
+    """Return whether the columns `names` include all that a format needs; a need `a|b` is met by either."""
     return all(not set(need.split("|")).isdisjoint(names) for need in needs)
 
 
@@ -97,9 +98,8 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 class Path(NamedTuple):
-    """A compiled path. `heads`: the columns at which it begins; `one_of`: columns of which only the first one present
-    is read.
-    """
+    """A compiled path. `heads`: the top-level columns that it reads. `one_of`: columns of which only the first one that
+    is present is read."""
 
     text: str
     find: Callable[[Any], Any]

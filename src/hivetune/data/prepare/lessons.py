@@ -1,7 +1,8 @@
-"""The choice of bad answers that lessons learn from: contradictions, copies, and a quota a client.
+"""The choice of the bad answers that a run learns from: without contradictions and copies, and at most a quota per
+user.
 
-It needs all rows of a preparation (prepare/work.py). Answers are 64 bits of a conversation with the answer at its end.
-Each answer that is not chosen gets its reason.
+It needs all rows of a preparation (prepare/work.py). An answer is identified by a 64-bit hash of the conversation that
+ends with it. Each answer that is not chosen gets its reason.
 """
 
 import sqlite3
@@ -31,10 +32,10 @@ class Candidate(NamedTuple):
 
 
 def judge_rows(database: sqlite3.Connection, use: Sequence[str]) -> dict[str, Any]:
-    """Take bad answers out of the splits: those of the train side that are learned wait for the lessons, each other one
-    gets its reason. Return for the report how many answers are learned of each kind in `use`, and could be;
-    `worse_left_out` has worse answers that are not used, by reason: their rows are trained all the same.
-    """
+    """Remove bad answers from the splits: those that will be used get the split "bad", each other one gets its reason.
+    Return for the report how many answers of each kind in `use` are used, and how many could be used.
+    `worse_left_out` counts, by reason, worse answers that are not used; the better answers of their rows are trained
+    all the same."""
 
     def count(condition: str) -> int:
         return int(database.execute(f"SELECT count(*) FROM rows WHERE {condition}").fetchone()[0])

@@ -1,8 +1,8 @@
 """The search for near copies, with MinHash over word triples.
 
 The search has two steps, as in Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, 3.4. Rows that share a band of
-their MinHash, of all words or of the question's, are candidates; candidates are then compared word by word
-(checks/lessons.py). Memory is bounded: the sketches lie in a file, and what is held is some integers a row.
+their MinHash (of all words, or of the question's words) are candidates; candidates are then compared word by word
+(checks/lessons.py). Memory is bounded: the sketches are in a file, and only a few integers per row are in memory.
 """
 
 from array import array
@@ -28,9 +28,8 @@ NONE = (1 << 32) - 1
 
 
 class Pair(NamedTuple):
-    """Two rows that ask nearly the same, by their positions in an order: `other` comes first. `share`: the lower
-    similarity of question and answer (0 to 1), None unless both reach the threshold.
-    """
+    """Two rows with nearly the same question, by their positions in an order: `other` comes first. `share`: the lower
+    one of the similarities of question and answer (0 to 1); None if one of them is below the threshold."""
 
     row: int
     other: int
@@ -39,9 +38,8 @@ class Pair(NamedTuple):
 
 @cache
 def bands_for(similarity: float) -> tuple[int, int]:
-    """Return (number of bands, values in each): the longest bands of which rows with this similarity share one with
-    probability FOUND. Longer bands have fewer chance matches.
-    """
+    """Return (number of bands, values in each band), with as many values as possible so that rows of this similarity
+    share a band with probability FOUND. Bands with more values have fewer chance matches."""
     for values in range(NUM_PERM, 0, -1):
         for bands in range(1, NUM_PERM // values + 1):
             if 1 - (1 - similarity**values) ** bands >= FOUND:
@@ -108,10 +106,11 @@ class Groups:
 def near_pairs(
     sketches: BinaryIO, threshold: float, order: Sequence[int], lesson: Callable[[int], Lesson]
 ) -> Iterator[Pair]:
-    """Yield the pairs of near copies, and of the other pairs with nearly the same question enough to connect all.
+    """Yield all pairs of near copies. Of the other pairs with nearly the same question, yield enough to connect all
+    rows that belong together.
 
-    `sketches` is the file of all rows' sketches, `order` has the indices of those that are compared, and `lesson`
-    returns what one of them asks and teaches.
+    `sketches` is the file of all rows' sketches, `order` has the indices of the rows to compare, and `lesson` returns
+    the word triples of one of them.
     """
     least = min(ALIKE, threshold)
     num_words, num_asked = bands_for(threshold)[0], bands_for(ALIKE)[0]
@@ -156,9 +155,7 @@ def _of_band(sketches: BinaryIO, band: int, num_keys: int) -> "array[int]":
 
 
 def dropped(copies: Iterable[Pair]) -> Iterator[Pair]:
-    """Yield a pair for each row to drop, with the kept row of which it is a copy. `copies`: pairs with a share, in
-    order.
-    """
+    """Yield for each row to drop the pair with the row that is kept instead. `copies`: pairs with a share, in order."""
     gone: set[int] = set()
     for pair in copies:  # the better row of a pair was decided before it
         if pair.row not in gone and pair.other not in gone:

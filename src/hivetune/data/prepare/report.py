@@ -35,7 +35,7 @@ REFUSES_ALL = ("unread-column", "unread-outcome")
 
 @dataclass(frozen=True)
 class Report:
-    """The report. Usable rows are trained or held out."""
+    """The report of a preparation. `usable`: number of rows that are trained or held out."""
 
     document: dict[str, Any]
 
@@ -48,9 +48,8 @@ class Report:
         return int(self.document["usable"])
 
     def refuse(self, max_rejected: float) -> None:
-        """Raise DataRefused if no row is usable, if more than `max_rejected` (a share, 0 to 1) is rejected, or if a
-        mapping fits no row.
-        """
+        """Raise DataRefused if no row is usable, if the share of rejected rows is above `max_rejected` (0 to 1), or if
+        a mapping fits no row."""
         if self.rows_in == 0:
             raise DataRefused("the files contain no rows", hint="give files with one row per line")
         rejected = self.document["rejected"]

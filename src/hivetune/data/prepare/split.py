@@ -30,11 +30,11 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
 
 
 def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -> dict[str, Any]:
-    """Give each row with the fate train its group and its split. `alike` are pairs of rows that ask nearly the same.
+    """Give each usable row its group and its split. `alike` are pairs of rows with nearly the same question.
 
-    Return for the report the number of `groups`, the size of the `largest`, the rows whose ties were not all kept since
-    the group would be larger than all that may be held out (`broken_up`), and what to say of splits that miss their
-    shares by more than SHARE_FACTOR (`missed`).
+    Return for the report the number of `groups`, the size of the `largest`, the number of rows that were not joined to
+    their group because it would be larger than all that may be held out (`broken_up`), and a sentence for each split
+    that misses its share by more than SHARE_FACTOR (`missed`).
     """
     num_rows = work.num_rows
     usable = bytearray(num_rows)

@@ -71,9 +71,9 @@ _NO_TEXTS = FACTS - {*CATEGORY} | {*SYSTEM}  # a category may be the answer
 
 @dataclass(frozen=True)
 class Understood:
-    """The inputs with the findings from their first rows (data/raw.py), and the report's entries for each file:
-    `formats` with their columns, and the suggested mapping if most of the file is unread. `first_row`: of all files.
-    """
+    """The inputs, each with the findings from its first rows (data/raw.py), and the report's entry for each file:
+    `formats` with their columns, and a suggested mapping if most of the file can't be read. `first_row`: the first
+    row of all files."""
 
     inputs: Inputs
     formats: dict[str, list[dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""The rows of one preparation, in one SQLite file: the findings in each row, and its fate."""
+"""The rows of one preparation in one SQLite file: the findings on each row, and its fate."""
 
 import json
 import sqlite3

@@ -157,7 +157,8 @@ def write_dropped(work: Work, file: IO[bytes]) -> None:
 
 
 def beside(clean: Path, what: str) -> Path:
-    """Return the path of the quarantine or the duplicates: rows.quarantine.jsonl for rows.jsonl."""
+    """Return the path of a file next to `clean`, such as rows.quarantine.jsonl for rows.jsonl. `what`: quarantine or
+    duplicates."""
     return clean.with_name(f"{clean.stem}.{what}{clean.suffix or '.jsonl'}")
 
 

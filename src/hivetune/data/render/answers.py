@@ -1,8 +1,8 @@
-"""The answer that a template makes a model write: the text between the prompt that a server sends and the end token.
+"""The answer that a model has to write according to a template: the text from the end of the prompt to the end token.
 
-One rule: the template is rendered twice for each answer, as its prompt and as the conversation with the answer. What
-they share is the prompt, what follows is the answer. Each part of the row must appear in one of the two, and an end
-token has to close the answer.
+The template is rendered twice for each answer: as the prompt that a server sends, and as the conversation with the
+answer. Their common beginning is the prompt, the rest is the answer. Each part of the row must appear in one of the two
+texts, and an end token has to close the answer.
 """
 
 import html
@@ -33,10 +33,9 @@ _WRITTEN_BY = {
 
 
 class Answer(NamedTuple):
-    """Message `message` as it is trained: the `prompt` that a server sends, the `text` that the model writes, with its
-    end token, and the template's text `behind` it. `empty_thought`: the text has an empty thought although the row has
-    none.
-    """
+    """Message number `message` as it is trained: the `prompt` that a server sends, the `text` that the model writes,
+    with its end token, and the text that the template writes `behind` it. `empty_thought`: the text has an empty
+    thought, although the row has none."""
 
     message: int
     prompt: str
@@ -46,8 +45,8 @@ class Answer(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One text of a row: the number of its message (-1 for the tools), its name in words, the text, and the mark that
-    stands for it in the skeleton."""
+    """One text of a row: the number of its message (-1 for the tools), its name for error messages, the text, and the
+    marker that replaces it in the skeleton."""
 
     message: int
     name: str
@@ -56,7 +55,7 @@ class Part(NamedTuple):
 
 
 class Skeleton(NamedTuple):
-    """Messages and tools with marks in place of their texts. Rows of one shape have equal skeletons."""
+    """Messages and tools in which each text is replaced by a marker. Rows of the same shape have equal skeletons."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
@@ -64,10 +63,11 @@ class Skeleton(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """The text that a template writes around the last answer of conversations of one shape.
+    """The text that a template writes around the last answer of all conversations of one shape.
 
-    The answer ends `behind` characters before the end of the conversation, and then with `end`, which the template
-    writes only before a next turn. `header`: None if the answer follows its own prompt, else the text in front of it.
+    The answer ends `behind` characters before the end of the conversation; then `end` follows, which the template
+    writes only before a next turn. `header`: the text before an answer that the template does not write after its own
+    prompt, else None.
     """
 
     behind: int
@@ -76,7 +76,8 @@ class Frame(NamedTuple):
 
 
 class DialectTemplate:
-    """One template with its dialect. `ends` are the model's end tokens, `controls` all its control tokens."""
+    """A chat template with the form of messages that it reads. `ends`: the model's end tokens. `controls`: all its
+    control tokens."""
 
     def __init__(self, template: ChatTemplate, ends: Sequence[str], controls: Sequence[str]):
         self._template = template
@@ -220,10 +221,10 @@ class DialectTemplate:
 
 
 def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Skeleton:
-    """Mark contents, thoughts, function names, texts in arguments, and names and descriptions of tools.
+    """Replace contents, thoughts, function names, texts in arguments, and names and descriptions of tools by markers.
 
-    Keys, numbers and ids stay as they are, and so does white space alone, which templates drop. The keys of arguments
-    are parts whose mark is the key.
+    Keys, numbers and ids are kept, and so is a text of white space alone, which templates drop. A key of arguments is
+    its own marker.
     """
     parts: list[Part] = []
 

@@ -66,11 +66,13 @@ class Dialect:
         return shown
 
     def spoken(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Return the messages with thoughts in their own field, if the template would remove them from the content."""
+        """Return the messages with thoughts in a field of their own, if the template would otherwise remove them from
+        the content."""
         return tuple(_split_thought(m) for m in messages) if self.splits_thoughts else tuple(messages)
 
     def with_ids(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], bool]:
-        """Return the messages with ids of calls as the template needs them, and whether any was changed."""
+        """Return the messages with ids of calls in the form that the template requires, and whether any id was
+        changed."""
         if not (self.writes_ids or self.short_ids) or not any(m.tool_calls or m.role == "tool" for m in messages):
             return tuple(messages), False
         new: list[Message] = []

@@ -46,9 +46,8 @@ class Renderer:
         return self.render_and_note(example)[0]
 
     def render_and_note(self, example: Example) -> tuple[tuple[Rendered, ...], list[str]]:
-        """Return the result of `render`, and the keys of REASONS for parts that the template renders differently from
-        the row. Raise RenderError.
-        """
+        """Return the result of `render`, and a key of REASONS or REWRITTEN for each difference between the rendered
+        text and the row. Raise RenderError."""
         if len(example.messages) == 1:  # plain text has no roles, so no template
             tokens = (*self._bos_ids, *self._ids(example.messages[0].content), *self.eos_ids[:1])
             return (self._finished(tokens, bytearray(b"\1" * len(tokens)), (0,), 1),), []
@@ -69,7 +68,7 @@ class Renderer:
         return tuple(reversed(sequences)), changed
 
     def template_for(self, tools: Sequence[Any]) -> DialectTemplate:
-        """Return the template for rows with these tools."""
+        """Return the template for rows with these tools; an empty list means rows without tools."""
         return self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:

@@ -1,11 +1,11 @@
-"""The chat template, run by Jinja as transformers does, in a sandbox and within limits.
+"""The chat template, run by Jinja as in transformers, in a sandbox and within limits.
 
 Templates are untrusted. The sandbox keeps them from the interpreter. Time, memory and output are limited here, because
-nested loops or a string that doubles need nothing that a sandbox forbids.
+nested loops, or a string that is doubled again and again, are possible inside the sandbox.
 
-The arguments about thinking are told to a server, so that it renders a chat as training did: llama.cpp sets
-`enable_thinking` in every chat template, and `thinking` in some, to true unless told otherwise. Training renders
-without them, as transformers does, and a template may take a missing value for either.
+A server must be given the template's arguments about thinking, so that it renders a chat as training did: in every chat
+llama.cpp sets `enable_thinking`, and sometimes `thinking`, to true unless the request sets them. Training renders
+without them, as transformers does, and templates differ in how they treat a missing value.
 """
 
 import contextlib

@@ -30,9 +30,8 @@ NO_LONE_SPACE = re.compile(r"\s ")
 
 
 class Encoded(NamedTuple):
-    """A text as ids, of ID_BYTES each. Its segment i begins behind `places[i]` characters and `counts[i]` tokens; the
-    last of both are all.
-    """
+    """The token ids of a text, ID_BYTES bytes each. Its segment i begins after `places[i]` characters and `counts[i]`
+    tokens; the last entries of both are the totals."""
 
     text: str
     ids: bytes
@@ -65,9 +64,8 @@ class TextEncoder:
         return Encoded(text, b"".join(ids), places, counts)
 
     def tokens_before(self, encoded: Encoded, place: int) -> int | None:
-        """Return the number of tokens before a place in the text; None if they differ from the tokens of the text
-        before it alone.
-        """
+        """Return the number of tokens before an offset in the text; None if they differ from the tokens of the text
+        before it alone."""
         segment = bisect_right(encoded.places, place) - 1
         before = encoded.counts[segment]
         head = self._of_segment(encoded.text[encoded.places[segment] : place])

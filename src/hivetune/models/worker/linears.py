@@ -1,5 +1,7 @@
-"""The linear modules of a transformers model, those that get an adapter, and the sizes counted from them. It works
-alike for every family, so a new one needs no formula to be planned (models/architecture.py).
+"""The linear modules of a transformers model, those that get an adapter, and the sizes counted from them.
+
+The count works for every family in the same way, so a new family can be planned without a formula of its own
+(models/architecture.py).
 """
 
 from collections.abc import Mapping
