@@ -15,15 +15,16 @@ GATEWAY = "gateway"  # the rows that our gateway captured have the source gatewa
 class Source:
     """A file of rows, or the store.
 
-    `path` has the bytes, `name` is the user's name for it. `kind` says how it is read (files/kinds.py), `packed` is
-    "gz", "zst" or empty, and `encoding` is that of its text, None for UTF-8. `size` bytes of it were hashed, and only
-    these are read: a log may grow meanwhile. `lines` is the number of its line breaks, 0 if it is packed.
+    `path` is the file, `name` the user's name for it. `kind` determines the reader (files/kinds.py), `packed` is "gz",
+    "zst" or empty, and `encoding` is that of its text, None for UTF-8. Only the first `size` bytes were hashed and are
+    read, since a log may grow meanwhile. `lines` is the number of line breaks in them, 0 for a packed file.
 
-    A channel of Slack is read as one: `parts` are the files of its days, and `users` is the path of the export's names.
+    The daily files of a Slack channel are read as one source: `parts` are these files, and `users` is the path of
+    users.json.
 
-    What its first rows told (prepare/understand.py): `inside` is the path of the rows in a record, empty if a record is
-    a row; `turns` is the user's mapping where each row is a turn; `suggestion` is a mapping for unread rows, in words;
-    `refusal` is why its tables are refused.
+    The other fields follow from its first rows (prepare/understand.py). `inside`: the path of the rows in a record,
+    empty if a record is a row. `turns`: the user's mapping, if each row is a turn. `suggestion`: a mapping for rows of
+    unknown layout, as text. `refusal`: the reason why its tables are refused, or "".
     """
 
     path: str
@@ -51,9 +52,8 @@ class Source:
 
 
 class RawRow(NamedTuple):
-    """One row as it came. `source`: its place, such as "rows.jsonl:17". `problem`: the reason why it could not be read.
-    `stored`: the store's own values for the row.
-    """
+    """One row as it was read. `source`: its place, such as "rows.jsonl:17". `problem`: the reason why it could not be
+    read, or None. `stored`: the values of its columns in the store, if it comes from there."""
 
     source: str
     payload: bytes

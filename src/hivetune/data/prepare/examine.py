@@ -30,9 +30,8 @@ BAD_MARK = 0x5F0BAD5F0BAD5F0B  # makes the hash of a bad answer differ from the 
 
 
 class RowSettings(NamedTuple):
-    """The settings that the examination of a row depends on. `learn`: the kinds of lessons. `forgotten`: the entries of
-    that table in hive.db.
-    """
+    """The settings that the examination of a row depends on. `learn`: the kinds of rows to learn from. `forgotten`: the
+    entries of the table `forgotten` in hive.db."""
 
     data: DataConfig
     learn: Sequence[str]
@@ -54,9 +53,9 @@ BODY_COLUMNS = (
 
 
 class Examined(NamedTuple):
-    """The result of one row: its ROW_COLUMNS and BODY_COLUMNS, the hashes of its lessons but the last, and its sketch
-    (near.py) and lesson for the search for near copies. A refused row has only the first.
-    """
+    """The result of one row: its values for the tables `rows` and `bodies` (work.py), the hashes of its lessons except
+    the last, and its sketch (near.py) and lesson for the search for near copies, both empty if it has none. A
+    refused row has only some of these values."""
 
     row: tuple[Any, ...]
     body: tuple[Any, ...] = ()
