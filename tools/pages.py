@@ -35,7 +35,7 @@ def with_table(page: str) -> str:
     lines = [["machine", "torch", "build", "Python", "sources"], ["---"] * 5]
     for fact in facts("install"):
         links = ", ".join(f"[{number}]({url})" for number, url in enumerate(fact.source, 1))
-        named = (fact.more["requirement"], fact.more["backend"], fact.more.get("python", WHEELS))
+        named = (fact.fields["requirement"], fact.fields["backend"], fact.fields.get("python", WHEELS))
         lines.append([fact.id, *(f"`{name}`" for name in named), links])
     table = "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
     before, mark, rest = page.partition("<!-- installs -->\n")

@@ -233,7 +233,7 @@ def _write_adapter(folder: Path) -> dict[str, Any]:
     write_adapter(folder / "adapter", model.adapter, lora, "tiny", None)
     passages = _passages(folder)
     tuned = score_all(model.module, passages, TOP, Heartbeat(None))
-    model.switch.on = False
+    model.adapter_state.on = False
     base = score_all(model.module, passages, TOP, Heartbeat(None))
     return {"tuned": tuned, "base": base}
 

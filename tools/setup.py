@@ -138,7 +138,7 @@ def install_known(seen: list[dict[str, str]], words: str) -> bool:
             f"{chosen.requirement} for {words} has wheels for Python {chosen.python}, this is {python}"
             "\nhint: rm -rf .venv && make PYTHON=python3.12"
         )
-    say(f"torch: {chosen.requirement} for {chosen.backend}, because of {words}: {chosen.fact.says}")
+    say(f"torch: {chosen.requirement} for {chosen.backend}, because of {words}: {chosen.fact.explanation}")
     install_with_uv(chosen.backend, chosen.requirement)
     return True
 

@@ -8,7 +8,7 @@ from machines import GIB
 from hivetune.base.kernel import memory_sizes
 from hivetune.machine.drivers import read_amd, read_nvidia
 from hivetune.machine.inventory import Card, read_cards
-from hivetune.machine.telemetry import any_hot, sample
+from hivetune.machine.telemetry import sample
 
 H100 = "NVIDIA H100 80GB HBM3, 580.95.05, 9.0, 81559, 1024, 80535, 41, 118.22, 7"
 SPARK = "NVIDIA GB10, 580.95.05, 12.1, [N/A], [N/A], [N/A], 44, 11.50, 0"
@@ -107,4 +107,4 @@ def test_an_amd_card_is_read_from_sysfs_with_its_junction_not_its_edge(
 
 
 def test_a_card_at_its_limit_is_hot(tmp_path: Path) -> None:
-    assert any_hot(read_amd(amd_card(tmp_path, 108_500)))
+    assert read_amd(amd_card(tmp_path, 108_500))[0]["hot"]

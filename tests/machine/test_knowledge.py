@@ -17,8 +17,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 def test_every_fact_names_its_source_and_every_finding_one_command() -> None:
     assert all(fact.source and all(url.startswith("https://") for url in fact.source) for fact in FACTS)
     assert len({fact.id for fact in FACTS}) == len(FACTS)
-    assert all(fact.says == fact.says.strip() and not fact.says.endswith(".") for fact in FACTS)
-    assert all(("fix" in fact.more) != ("unset" in fact.more) for fact in facts("finding"))
+    assert all(fact.explanation == fact.explanation.strip() and not fact.explanation.endswith(".") for fact in FACTS)
+    assert all(("fix" in fact.fields) != ("unset" in fact.fields) for fact in facts("finding"))
     for card in map(known_card, known_cards()):
         assert card["kind"] in ("cpu", "cuda", "rocm") and card["memory_gb"] > 0 and card["measured"]
         assert set(card["tflops"]) <= {"float32", "bfloat16", "float16"} and all(card["tflops"].values())

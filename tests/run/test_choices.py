@@ -27,5 +27,5 @@ def test_whom_a_cycle_tells_is_not_written(tmp_path: Path) -> None:
 
 def test_changes_win_and_leave_the_rest() -> None:
     settled = Choices(device="cpu", dtype="bfloat16", halvings=1)
-    assert Choices(dtype="float32", halvings=0).over(settled) == Choices(device="cpu", dtype="float32", halvings=0)
-    assert NO_CHOICES.over(settled) == settled
+    assert settled.updated(Choices(dtype="float32", halvings=0)) == Choices(device="cpu", dtype="float32", halvings=0)
+    assert settled.updated(NO_CHOICES) == settled

@@ -73,7 +73,7 @@ def _show_state(folder: Path) -> None:
     document, choices = to_plain(run_status(folder)), None
     computed: Any = None
     try:
-        choices = read_resolved(folder)[1].made()
+        choices = read_resolved(folder)[1].as_dict()
         computed = {name: choices[name] for name in COMPUTED.split() if name in choices}
     except UsageError as error:  # a damaged config is reported, and hides nothing else
         computed = f"cannot read its choices: {error.message}"

@@ -88,7 +88,7 @@ def scored(run: Run, adapter: Path | None, progress: Progress, meanwhile: Callab
     """Return the file with the losses of the base and of the adapter, if there is one; missing losses are computed.
     `meanwhile` is called during that, or alone if nothing is missing.
     """
-    choices = read_resolved(adapter)[1].made() if adapter and (adapter / CONFIG).is_file() else {}
+    choices = read_resolved(adapter)[1].as_dict() if adapter and (adapter / CONFIG).is_file() else {}
     # By what losses depend on, so those of a base are computed once for all adapters that were trained alike.
     identity = {
         "model": sha256_file(run.model / MANIFEST),

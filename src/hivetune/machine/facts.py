@@ -3,7 +3,7 @@
 Every fact about machines has these keys besides those of its kind, which machines.toml explains:
 
     id          its name in reports
-    says        the fact, in a sentence
+    explanation the fact, in a sentence
     when        observation = pattern, all of which must match; or a list of alternatives. A pattern is true or
                 false, a range of versions (">=7.2,<7.3"), or a list of words with wildcards ("gfx103*"), one of which
                 must match. A missing observation matches nothing.
@@ -30,21 +30,21 @@ Patterns = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact about machines. `more`: the keys that only facts of its kind have."""
+    """One fact about machines. `fields`: the keys that only facts of its kind have."""
 
     id: str
-    says: str
+    explanation: str
     when: Patterns
     source: tuple[str, ...]
-    more: Mapping[str, Any]
+    fields: Mapping[str, Any]
 
 
 @functools.cache
 def facts(kind: str) -> tuple[Fact, ...]:
     """Return all facts of a kind: finding, chip or install. Raise KeyError for an incomplete one."""
-    common = ("id", "says", "when", "source")
+    common = ("id", "explanation", "when", "source")
     return tuple(
-        Fact(e["id"], e["says"], e["when"], tuple(e["source"]), {k: v for k, v in e.items() if k not in common})
+        Fact(e["id"], e["explanation"], e["when"], tuple(e["source"]), {k: v for k, v in e.items() if k not in common})
         for e in tomllib.loads((KNOWLEDGE / "machines.toml").read_text(encoding="utf-8"))[kind]
     )
 
@@ -69,15 +69,15 @@ def is_met(when: Patterns, observed: Mapping[str, Any]) -> bool:
 
 def chip_has(gfx: str, key: str) -> Any:
     """Return the value of `key` for a gfx architecture, or None if it is unknown."""
-    observed = {"gfx": gfx}
-    return next((fact.more[key] for fact in facts("chip") if key in fact.more and is_met(fact.when, observed)), None)
+    known = (fact.fields for fact in facts("chip") if is_met(fact.when, {"gfx": gfx}))
+    return next((fields[key] for fields in known if key in fields), None)
 
 
 def remedies_of(gfx: str) -> list[Mapping[str, Any]]:
     """Return the published remedies for faults on a chip: each a `rung`, its `faults` and its `source`."""
-    remedies = [fact for fact in facts("finding") if "rungs" in fact.more]
+    remedies = [fact for fact in facts("finding") if "rungs" in fact.fields]
     about = [fact for fact in remedies if any(_fits(each["gfx"], gfx) for each in alternatives(fact.when))]
-    return [remedy for fact in about for remedy in fact.more["rungs"]]
+    return [remedy for fact in about for remedy in fact.fields["rungs"]]
 
 
 def _fits(pattern: Any, value: Any) -> bool:
@@ -141,8 +141,8 @@ def choose_install(facts_of_cards: Sequence[Mapping[str, Any]], python: str) -> 
     for card_facts in [*facts_of_cards] or [{"vendor": "none"}]:
         for fact in facts("install"):
             if is_met(fact.when, card_facts):
-                wheels = fact.more.get("python", WHEELS)
-                return Install(fact.more["requirement"], fact.more["backend"], fact, wheels, in_range(python, wheels))
+                fields, wheels = fact.fields, fact.fields.get("python", WHEELS)
+                return Install(fields["requirement"], fields["backend"], fact, wheels, in_range(python, wheels))
     return None
 
 

@@ -15,7 +15,7 @@ from hivetune.machine.look import HIDING, Look, SeenCard
 
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 ONE_SWITCH = ("TORCH_BLAS_PREFER_HIPBLASLT", "TORCH_BLAS_PREFER_CUBLASLT")  # two names of it
-LEAVE_HIPBLASLT: Mapping[str, str] = next(fact for fact in facts("finding") if fact.id == "gfx12-over-read").more["set"]
+LEAVE_HIPBLASLT: Mapping[str, str] = {fact.id: fact.fields for fact in facts("finding")}["gfx12-over-read"]["set"]
 
 Level = Literal["fatal", "risk", "slow", "note"]
 WORST_FIRST: tuple[Level, ...] = ("fatal", "risk", "slow", "note")
@@ -107,14 +107,14 @@ def judge_machine(look: Look, dtype: str = "auto") -> Judgement:
 
 
 def _finding(fact: Fact, observed: Mapping[str, Any], install: str) -> MachineFinding:
-    more, met = fact.more, matching(fact.when, observed)
+    fields, met = fact.fields, matching(fact.when, observed)
     names = [*met, *(("rocm_versions_seen",) if "rocm_versions" in met else ())]
-    fix = f"unset {' '.join(more['unset'])}" if "unset" in more else met.get("fix", more["fix"])
+    fix = f"unset {' '.join(fields['unset'])}" if "unset" in fields else met.get("fix", fields["fix"])
     return MachineFinding(
         id=fact.id,
-        severity=more["severity"],
-        title=more["title"],
-        explanation=fact.says,
+        severity=fields["severity"],
+        title=fields["title"],
+        explanation=fact.explanation,
         fix=install if fix == "install" else fix.replace("pip install", pip_install()),
         evidence=tuple(_SHOWN[name].format(observed[name]) for name in names if name in _SHOWN),
         source=fact.source,
@@ -135,7 +135,7 @@ def llama_build_problem(look: Look) -> str:
 
 def visible_cards(look: Look) -> dict[str, str]:
     """Return the environment variables that limit a worker to the cards it should use; {} if it should use all."""
-    fatal = [f for f in facts("finding") if f.more["severity"] == "fatal" and not is_met(f.when, look.observed)]
+    fatal = [f for f in facts("finding") if f.fields["severity"] == "fatal" and not is_met(f.when, look.observed)]
     cards = [(card, of_card(look, card)) for card in candidate_cards(look)]
     good = [card.card for card, observed in cards if not any(is_met(fact.when, observed) for fact in fatal)]
     of_maker = [card for card in look.cards if good and card.card.kind == good[0].kind]
@@ -170,12 +170,12 @@ def advised_variables(look: Look, *, keep_set: bool = False) -> tuple[Variable, 
     chosen: dict[str, Variable] = {}
     for fact in facts("finding"):
         met = [is_met(fact.when, each) for each in observed]
-        why = f"{fact.more['title']}: {fact.says}"
+        why = f"{fact.fields['title']}: {fact.explanation}"
         if any(met):
-            harmful = (name for name in fact.more.get("unset", ()) if name in look.variables)
+            harmful = (name for name in fact.fields.get("unset", ()) if name in look.variables)
             chosen |= {name: Variable(name, None, why, fact.source) for name in harmful}
         if all(met):  # advice has to hold for all cards, since a variable of the process affects each of them
-            for name, value in fact.more.get("set", {}).items():
+            for name, value in fact.fields.get("set", {}).items():
                 names = ONE_SWITCH if name in ONE_SWITCH else (name,)
                 if name in chosen or not keep_set or not any(each in look.variables for each in names):
                     chosen[name] = Variable(name, value, why, fact.source)

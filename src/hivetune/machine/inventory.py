@@ -97,13 +97,6 @@ def read_machine(
     )
 
 
-def cpu_workers(cores: int, threads: int | None = None) -> int:
-    """Return the number of workers that share the cores, each with `threads` threads (default: a quarter of the
-    cores).
-    """
-    return max(1, cores // (threads or max(1, cores // WORKERS_PER_MACHINE)))
-
-
 def disk_free_bytes(folder: Path) -> int:
     """Return the bytes that this user may still write to the disk where `folder` is or would be created."""
     return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free

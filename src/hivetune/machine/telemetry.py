@@ -7,8 +7,7 @@ The sources are psutil, AMD's sysfs (hwmon), nvidia-smi and /dev/kmsg. Sensors a
 import contextlib
 import os
 import re
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,6 @@ def resident_bytes(pid: int) -> int:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 resident += each.memory_info().rss
     return resident
-
-
-def any_hot(cards: Sequence[dict[str, Any]]) -> bool:
-    """Return whether one of the sampled cards is hot."""
-    return any(card.get("hot") for card in cards)
 
 
 LINE_LIMIT = 200
@@ -101,8 +95,3 @@ def oom_kills(root: Path = Path("/")) -> int:
         counts.append(root / "sys/fs/cgroup" / mine[1] / "memory.events")
     found = (re.search(r"^oom_kill (\d+)$", system_text(path), re.MULTILINE) for path in counts)
     return sum(int(count[1]) for count in found if count)
-
-
-def settle_kernel(seconds: float = 0.05) -> None:
-    """Wait `seconds`, until the kernel has logged the death of a process."""
-    time.sleep(seconds)

@@ -34,13 +34,13 @@ class Choices:
     # Variables of the worker over the inherited ones, null for one that is taken away (machine/findings.py).
     environment: Mapping[str, str | None] | None = None
 
-    def made(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the choices that are set, as plain values."""
         return {name: value for name in self.__dataclass_fields__ if (value := getattr(self, name)) is not None}
 
-    def over(self, base: "Choices") -> "Choices":
-        """Return `base` with these choices in place of its own."""
-        return replace(base, **self.made())
+    def updated(self, changes: "Choices") -> "Choices":
+        """Return these choices with those that `changes` sets in place of their own."""
+        return replace(self, **changes.as_dict())
 
 
 NO_CHOICES = Choices()

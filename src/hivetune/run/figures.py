@@ -75,7 +75,7 @@ def figures_of(run: Path) -> Figures:
     """Return the figures of a run. Raises UsageError where its record, settings or verdict are damaged."""
     record = read_record(run)
     config, choices = read_resolved(run)
-    settings = flat_settings({**config.model_dump(mode="json", exclude_none=True), "chosen": choices.made()})
+    settings = flat_settings({**config.model_dump(mode="json", exclude_none=True), "chosen": choices.as_dict()})
     identity = sha256_bytes(f"{run.resolve()} {record['created']}".encode())[:16]
     points = [point for entry in read_journal(run / METRICS) if (point := point_of(entry))]
     outcome = {"status": str(record["status"])}

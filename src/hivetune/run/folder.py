@@ -1,6 +1,7 @@
 """The names of the files in a run folder, with its record, settings and adapter. docs/formats.md describes each file.
 
-Each file has one writer: METRICS the worker, EVENTS and AMENDMENTS the supervisor, the others the holder of the lock.
+Each file has one writer: METRICS the worker, EVENTS the supervisor, AMENDMENTS the worker while it lives, else the
+supervisor, the others the holder of the lock.
 """
 
 from pathlib import Path
@@ -36,7 +37,7 @@ OUTCOME = "outcome.json"
 # PEFT's names; at the top of the folder when the run is done.
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 EVALUATION = "eval.json"  # with the verdict
-# Folders of the measurement before step 0, of the child that saves an adapter and of exports.
+# Folders of the child that saves an adapter, and of exports.
 SALVAGE, EXPORTS = "salvage", "export"
 PROOF = "proof.json"  # beside exported files: whether they are what was trained
 RANKS = "ranks"  # folders of the ranks that rank 0 started on this machine, by number
@@ -103,7 +104,7 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
 def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
     """Write settings and choices to config.resolved.yaml, without `cycle.notify`: the command may hold a secret
     address, and releases copy this file."""
-    tree = {"config": config.model_dump(mode="json", exclude={"cycle": {"notify"}}), "choices": choices.made()}
+    tree = {"config": config.model_dump(mode="json", exclude={"cycle": {"notify"}}), "choices": choices.as_dict()}
     write_atomic(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode())
 
 

@@ -29,12 +29,11 @@ from spoil import (
     tokenizer,
     weights,
 )  # fmt: skip
+from train.worker.models import load_any
 from transformers import AutoConfig
 
-from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.models.worker.prepare_model import prepare_model
-from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
 SIZES = {
@@ -242,7 +241,7 @@ def test_whole_folders_are_taken(kind: str, whole: Callable[[str], Path], tmp_pa
 
 def prepare_and_load(source: Path, target: Path) -> LoraModel:
     prepare_model(str(source), target)
-    return load_model(target, LoraConfig(r=2), method="lora", dtype=torch.float32, device=torch.device("cpu"))
+    return load_any(target)
 
 
 def test_what_is_legal(tiny_source: Path, tmp_path: Path) -> None:

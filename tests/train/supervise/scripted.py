@@ -17,6 +17,7 @@ from hivetune.train.supervise.supervisor import RunOutcome, supervise_run
 WORKER = str(Path(__file__).with_name("scripted_worker.py"))
 NUM_ROWS, BATCH = 96, 4
 HANGS = ("freeze", "hold the GIL")
+PACE = {"pace_s": 0.02}
 # Silence of so many seconds is a hang: at once where the script hangs, never where it doesn't and the disk does. A
 # replayed row that hangs does so before its child's first item, so it ends with the time for the start.
 SILENCES_S = {True: {"hang_floor_s": 0.6, "start_timeout_s": 8}, False: {"hang_floor_s": 60, "start_timeout_s": 20}}
@@ -66,3 +67,9 @@ def supervise(folder: Path, config: RunConfig, machine: Machine = HOST, **more: 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     lines = (folder / "run/events.jsonl").read_text().splitlines()
     return [entry for entry in map(json.loads, lines) if entry["event"] == kind]
+
+
+def steps(folder: Path) -> int:
+    """The steps that a run has made so far."""
+    path = folder / "run/metrics.jsonl"
+    return path.read_text().count('"event": "step"') if path.exists() else 0

@@ -77,7 +77,7 @@ class Script:
 
     def meet(self, step: int | None, rows: Sequence[int], tokens: int) -> None:
         """Die here, if a fault says so."""
-        settings = {**os.environ, **self.choices.made()}
+        settings = {**os.environ, **self.choices.as_dict()}
         for number, fault in enumerate(self.faults):
             met = self.path.read_text().split().count(str(number)) if self.path.exists() else 0
             if "pace_s" in fault:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 from small_disk import fill
-from train.supervise.scripted import events, make_run, supervise
+from train.supervise.scripted import PACE, events, make_run, steps, supervise
 
 from hivetune.train.supervise import supervisor
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import RunOutcome
 
 pytestmark = pytest.mark.slow
-
-PACE = {"pace_s": 0.02}
 
 
 def other_program(folder: Path, after_step: int, gives_back: Callable[[], bool]) -> threading.Thread:
@@ -36,11 +34,6 @@ def other_program(folder: Path, after_step: int, gives_back: Callable[[], bool])
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
-
-
-def steps(folder: Path) -> int:
-    path = folder / "run/metrics.jsonl"
-    return path.read_text().count('"event": "step"') if path.exists() else 0
 
 
 @pytest.fixture(autouse=True)

@@ -31,59 +31,63 @@ def at(step: int, durable: int = 0, fault: str = FAULT, **more: object) -> Failu
 
 def test_a_change_of_arithmetic_is_told_with_its_reason() -> None:
     """Two kills at one step ended in another adapter, and nobody was told."""
+    small = RUNGS["small"].description
     events = [
         {"event": "failure", "fault": "killed", "step": 4},
         {"event": "action", "action": "again", "why": "once may be chance", "rungs": [], "tried": ""},
         {"event": "failure", "fault": "killed", "step": 4},
-        {"event": "action", "action": "change", "why": RUNGS["small"].says, "rungs": ["small"], "tried": "small"},
+        {"event": "action", "action": "change", "why": small, "rungs": ["small"], "tried": "small"},
         {"event": "attempt", "number": 3},
     ]
     assert arithmetic_changes(events[:2], ()) == []
     (told,) = arithmetic_changes(events, ("small", "environment"))  # the second one is exact
-    assert RUNGS["small"].says in told and "from step 4 on" in told
+    assert small in told and "from step 4 on" in told
     (remembered,) = arithmetic_changes([], ("plain",))
     assert "an earlier run here" in remembered
 
 
-def test_once_is_chance_and_costs_no_waiting() -> None:
-    action = next_action([at(7)], CARD)
-    assert (action.kind, action.rungs, action.wait_s) == ("again", (), 0.0)
+BLAS = {"rungs": ("blas",), "tried": "blas"}
+KILLS = [at(7, fault="killed"), at(7, fault="killed", isolated=True)]
+FINE = [at(7), at(7), at(7, isolated=True, **BLAS)]  # no row is at fault
+# Failures -> what follows: its kind, the rung that is tried, and all rungs.
+NEXT: dict[str, tuple[list[Failure], Bounds, str, str, tuple[str, ...]]] = {
+    "once may be chance": ([at(7)], CARD, "again", "", ()),
+    "twice at one step is none, noticed a step late": ([at(7), at(8)], CARD, "change", "blas", ("blas",)),
+    "a change that helped stays": ([at(7), at(7), at(30, durable=28, **BLAS)], CARD, "again", "", ("blas",)),
+    "rows are replayed before the processor": ([at(7), at(7), at(7, **BLAS)], CARD, "isolate", "", ()),
+    "a change that did not help is taken back": (FINE, CARD, "change", "cpu", ("cpu",)),
+    "the processor is the last attempt": (FINE, replace(CARD, attempts=4), "change", "cpu", ("cpu",)),
+    "then it is over": ([*FINE, at(7, rungs=("cpu",), tried="cpu")], replace(CARD, attempts=4), "stop", "", ("cpu",)),
+    "a place that was passed is another": (
+        [at(7, fault="killed"), at(50, durable=40, fault="killed"), at(7, durable=40, fault="killed")],
+        *(HOST, "again", "", ()),
+    ),
+    "a quarantined row is progress": ([at(7), *(at(7, quarantined=n) for n in range(5))], HOST, "again", "", ()),
+    # Each start saves its first step: a run that dies at step 100 each time is at 2, 3, 4 steps and gets nowhere.
+    "a step below the failing one is none": (
+        [at(100, durable=durable, isolated=True) for durable in range(1, 7)],
+        *(HOST, "stop", "", ()),
+    ),
+    # Eight kills on a busy machine ended in another adapter: the second at one step led to smaller micro-batches.
+    "two kills at one step": ([replace(kill, isolated=False) for kill in KILLS], HOST, "isolate", "", ()),
+    "of which no row is the reason": (KILLS, HOST, "again", "", ()),
+    "three of them": ([*KILLS, at(7, fault="killed")], HOST, "change", "small", ("small",)),
+    # On a slow machine each attempt saved its first step and was killed three steps later: no two at one step.
+    **{
+        f"kill {last} of those in steps that follow each other": (
+            [at(10 + n, durable=6 + n, fault="killed") for n in range(last)],
+            *(HOST, "again", "", ()),
+        )
+        for last in range(1, 6)
+    },
+}
 
 
-def test_twice_at_one_step_is_no_chance() -> None:
-    action = next_action([at(7), at(8)], CARD)  # noticed a step late
-    assert (action.kind, action.tried, action.rungs) == ("change", "blas", ("blas",))
-
-
-def test_a_change_that_did_not_help_is_taken_back() -> None:
-    history = [at(7), at(7), at(7, rungs=("blas",), tried="blas", isolated=True)]
-    action = next_action(history, CARD)
-    assert (action.tried, action.rungs) == ("cpu", ("cpu",))
-
-
-def test_a_change_that_helped_stays() -> None:
-    history = [at(7), at(7), at(30, durable=28, rungs=("blas",), tried="blas")]
-    assert next_action(history, CARD).rungs == ("blas",)
-
-
-def test_the_input_is_isolated_before_the_last_attempt_and_the_processor_is_the_last() -> None:
-    history = [at(7), at(7), at(7, rungs=("blas",), tried="blas")]
-    assert next_action(history, CARD).kind == "isolate"
-    history[-1] = at(7, rungs=("blas",), tried="blas", isolated=True)
-    last = replace(CARD, attempts=4)
-    action = next_action(history, last)
-    assert (action.tried, action.rungs) == ("cpu", ("cpu",))
-    assert next_action([*history, at(7, rungs=("cpu",), tried="cpu")], last).kind == "stop"
-
-
-def test_a_place_that_was_passed_is_not_the_same_place_again() -> None:
-    history = [at(7, fault="killed"), at(50, durable=40, fault="killed"), at(7, durable=40, fault="killed")]
-    assert next_action(history, HOST).kind == "again"
-
-
-def test_a_quarantined_row_is_progress() -> None:
-    history = [at(7), at(7), at(7, quarantined=1), at(7, quarantined=2), at(7, quarantined=3), at(7, quarantined=4)]
-    assert next_action(history, HOST).kind == "again"
+@pytest.mark.parametrize("case", NEXT)
+def test_what_follows(case: str) -> None:
+    history, bounds, kind, tried, rungs = NEXT[case]
+    action = next_action(history, bounds)
+    assert (action.kind, action.tried, action.rungs, action.wait_s) == (kind, tried, rungs, 0.0)
 
 
 def replies_to(fault: str, bounds: Bounds) -> list[Reply]:
@@ -141,7 +145,7 @@ def test_what_helped_others_comes_first_and_says_whose_it_is() -> None:
 
 
 def test_remedies_name_rungs() -> None:
-    remedies = [remedy for fact in facts("finding") for remedy in fact.more.get("rungs", ())]
+    remedies = [remedy for fact in facts("finding") for remedy in fact.fields.get("rungs", ())]
     assert {remedy["rung"] for remedy in remedies} <= RUNGS.keys() and len(remedies) == 4
     assert {fault for remedy in remedies for fault in remedy["faults"]} <= {fault.id for fault in catalogue()}
 
@@ -169,11 +173,7 @@ def test_rungs_are_few_and_ordered() -> None:
 
 
 def test_a_failure_past_the_last_one_is_progress_and_one_at_it_is_none() -> None:
-    """Each start saves its first step: a run that dies at step 100 each time is at 2, 3, 4 steps and gets nowhere."""
-    history = [at(100, durable=durable) for durable in range(1, 7)]
-    history = [replace(failure, isolated=True) for failure in history]
-    assert next_action(history, HOST).kind == "stop"
-    assert at(200, durable=101).progressed(history[-1]) and not at(100, durable=100).progressed(history[-1])
+    assert at(200, durable=101).progressed(at(100)) and not at(100, durable=100).progressed(at(100))
 
 
 def test_every_rung_of_the_catalogue_exists() -> None:
@@ -181,26 +181,7 @@ def test_every_rung_of_the_catalogue_exists() -> None:
     assert named <= RUNGS.keys()
 
 
-def test_two_kills_at_one_step_change_no_arithmetic_where_its_rows_are_fine() -> None:
-    """Eight kills on a busy machine ended in another adapter: the second at one step led to smaller micro-batches."""
-    history = [at(7, fault="killed"), at(7, fault="killed")]
-    assert next_action(history, HOST).kind == "isolate"
-    kept = replace(history[1], isolated=True)
-    action = next_action([history[0], kept], HOST)
-    assert (action.kind, action.rungs) == ("again", ())
-    third = next_action([history[0], kept, at(7, fault="killed")], HOST)
-    assert third.tried == "small"
-
-
 DAY_S = 86_400.0
-
-
-def test_kills_in_steps_that_follow_each_other_change_no_arithmetic() -> None:
-    """On a slow machine each attempt saved its first step and was killed three steps later: no two at one step."""
-    history: list[Failure] = []
-    for n in range(5):
-        history.append(Failure("killed", step=10 + n, durable=6 + n))
-        assert next_action(history, Bounds()).kind == "again"
 
 
 def test_a_remembered_rung_expires_though_runs_finish_with_it() -> None:

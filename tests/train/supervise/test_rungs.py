@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,12 @@ import pytest
 import torch
 from process.tiny_child import Play
 from torch.utils._python_dispatch import TorchDispatchMode
-from train.worker.models import documents, write_model
+from train.worker.models import documents, gradients, load_any, worst_difference, write_model
 
 from hivetune.config import LoraConfig, parse_config
 from hivetune.process.parent import run_task
 from hivetune.run.choices import Choices
 from hivetune.train.supervise.ladder import RUNGS, effects_of, void_rungs
-from hivetune.train.worker.model.adapter import same_views
-from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.settle import DTYPES, with_recovery_changes
 
@@ -33,35 +31,39 @@ IN_FP32 = {("float32", "fast"), ("float32", "general"), ("general", "fast"), ("p
 TINY = str(Path(__file__).parents[2] / "process" / "tiny_child.py")
 
 
-@dataclass
-class Trace(TorchDispatchMode):
-    """What one backward pass called."""
+class Called(TorchDispatchMode):
+    """The operations of torch that were called."""
 
-    path: str = ""
-    kernels: str = ""
-    products: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
-    dtypes: set[torch.dtype] = field(default_factory=set)
-    called: set[str] = field(default_factory=set)
-    model_sides: set[int] = field(default_factory=set)
-    loss: float = 0.0
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.names: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = function.overloadpacket.__name__
-        self.called.add(name)
-        if name in ("mm", "addmm", "addmm_"):
-            matrices = [value for value in args if isinstance(value, torch.Tensor)][-2:]
-            self.products.append(tuple(tuple(matrix.shape) for matrix in matrices))
-            self.dtypes |= {matrix.dtype for matrix in matrices}
+        self.names.append(function.overloadpacket.__name__)
         return function(*args, **(kwargs or {}))
 
     @property
-    def sides(self) -> set[int]:
-        """Every side of every product."""
-        return {side for product in self.products for shape in product for side in shape}
+    def products(self) -> int:
+        return sum(name in ("mm", "addmm", "addmm_") for name in self.names)
+
+    @property
+    def fused_attention(self) -> bool:
+        return any("scaled_dot_product" in name for name in self.names)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step as a worker makes it."""
+
+    model: LoraModel
+    called: Called
+    loss: float
+    gradients: dict[str, torch.Tensor]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the number of documents in each micro-batch, those without a trained token left out."""
+        return [len(batch) for batch in self.model.micro_batches(documents())]
 
 
 @pytest.fixture(scope="module")
@@ -69,49 +71,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), max_position_embeddings=1024)
 
 
-def backward(folder: Path, choices: Choices, seed: int = 0) -> Trace:
-    """One step as a worker with these choices makes it."""
-    model: LoraModel = load_model(
-        folder, LORA, method="lora", dtype=DTYPES[choices.dtype or ""], device=torch.device("cpu"), choices=choices
-    )
+def backward(folder: Path, choices: Choices) -> Step:
+    """One step with these choices."""
+    model = load_any(folder, DTYPES[choices.dtype or ""], LORA, choices)
     for name, view in model.adapter.items():  # the paths hold them in different orders
         torch.manual_seed(zlib.crc32(name.encode()))
         view.copy_(torch.randn(view.shape, dtype=torch.float64) * 0.1)
-    trace = Trace(path=model.path, kernels=getattr(model, "kernels", ""))
-    with trace:
-        trace.loss = float(model.backward(documents(seed, prefix=20 + seed), 1 / 37))
-    trace.gradients = {name: view.double() for name, view in same_views(model.grad_N, model.adapter).items()}
-    return trace
+    with Called() as called:
+        loss = float(model.backward(documents(), 1 / 37))
+    return Step(model, called, loss, {name: grad.double() for name, grad in gradients(model).items()})
 
 
-def tokens(trace: Trace) -> set[int]:
-    """Sides of products that are no side of the model."""
-    return trace.sides - trace.model_sides
+def is_smaller(before: Step, after: Step) -> bool:
+    return max(after.sizes) < max(before.sizes) and after.called.products > before.called.products
 
 
-def no_fused_attention(before: Trace, after: Trace) -> bool:
-    def fused(trace: Trace) -> bool:
-        return any("scaled_dot_product" in name for name in trace.called)
-
-    return fused(before) and not fused(after) and "_softmax" in after.called
-
-
-def smaller(before: Trace, after: Trace) -> bool:
-    return max(tokens(after)) < max(tokens(before)) and len(after.products) > len(before.products)
-
-
-def one_document_and_again(before: Trace, after: Trace) -> bool:
-    longest = max(len(document.tokens_L) for document in documents())
-    return max(tokens(after)) <= longest and smaller(before, after)
-
-
-# What is seen of each rung in the products of a step.
-IN_PRODUCTS: dict[str, Callable[[Trace, Trace], bool]] = {
-    "plain": no_fused_attention,
-    "float32": lambda before, after: (before.dtypes, after.dtypes) == ({torch.float64}, {torch.float32}),
-    "small": smaller,
-    "smallest": one_document_and_again,
-    "general": lambda before, after: after.path == "general",
+# What is seen of each rung in a step.
+IN_A_STEP: dict[str, Callable[[Step, Step], bool]] = {
+    "plain": lambda before, after: (
+        before.called.fused_attention and not after.called.fused_attention and "_softmax" in after.called.names
+    ),
+    "float32": lambda before, after: (before.model.dtype, after.model.dtype) == (torch.float64, torch.float32),
+    "small": is_smaller,
+    "smallest": lambda before, after: is_smaller(before, after) and set(after.sizes) == {1},
+    "general": lambda before, after: after.model.path == "general",
 }
 # And of those that are about the process around it.
 IN_PROCESS = {"blas", "environment", "cpu"}
@@ -119,40 +102,36 @@ OF_THE_TRAINING = {"rank", "sample"}  # they change the run folder: test_supervi
 
 
 def test_every_rung_is_looked_at() -> None:
-    assert IN_PRODUCTS.keys() | IN_PROCESS | OF_THE_TRAINING == RUNGS.keys()
+    assert IN_A_STEP.keys() | IN_PROCESS | OF_THE_TRAINING == RUNGS.keys()
 
 
 @pytest.mark.parametrize("path", ["fast", "general"])
-@pytest.mark.parametrize("rung", IN_PRODUCTS)
+@pytest.mark.parametrize("rung", IN_A_STEP)
 def test_a_rung_changes_the_step_and_not_its_result(folder: Path, rung: str, path: str) -> None:
     settled = replace(SETTLED, path=path)
     before, after = backward(folder, settled), backward(folder, changed(settled, rung))
-    # What stays the same with other documents is the model's.
-    before.model_sides = after.model_sides = before.sides & backward(folder, settled, seed=1).sides
     if rung in void_rungs({}, settled):
         assert (rung, path) == ("general", "general")
         return
-    assert before.path == path and IN_PRODUCTS[rung](before, after)
+    assert before.model.path == path and IN_A_STEP[rung](before, after)
     same = SAME_IN_FP32 if (rung, path) in IN_FP32 else SAME
     assert after.loss == pytest.approx(before.loss, rel=same)
-    for name, gradient in before.gradients.items():
-        assert float((after.gradients[name] - gradient).norm() / gradient.norm()) < same
+    assert worst_difference(after.gradients, before.gradients) < same
 
 
 def test_the_smallest_step_forms_its_layers_again(folder: Path) -> None:
     for path in ("fast", "general"):
         settled = replace(SETTLED, path=path)
-        alone = len(backward(folder, replace(settled, halvings=30)).products)
-        assert len(backward(folder, changed(settled, "smallest")).products) > alone
+        alone = backward(folder, replace(settled, halvings=30)).called.products
+        assert backward(folder, changed(settled, "smallest")).called.products > alone
 
 
-@pytest.mark.slow
 def test_the_compiled_kernels_are_left_too(folder: Path) -> None:
     """Native kernels run in fp32 and bf16: plain attention must reach them as well."""
     settled = Choices(device="cpu", dtype="float32", threads=1)
     before, plain = backward(folder, settled), backward(folder, changed(settled, "plain"))
-    assert (before.kernels, plain.kernels) == ("native", "torch")
-    assert "_softmax" not in before.called and "_softmax" in plain.called
+    assert (before.model.kernels, plain.model.kernels) == ("native", "torch")
+    assert "_softmax" not in before.called.names and "_softmax" in plain.called.names
     assert plain.loss == pytest.approx(before.loss, rel=SAME_IN_FP32)
 
 
@@ -167,8 +146,7 @@ def test_a_rung_reaches_the_process(rung: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_processor_instead_of_the_card() -> None:
-    found = changed(Choices(device="cuda", dtype="bfloat16", threads=1), "cpu")
-    assert found.device == "cpu"
+    assert changed(Choices(device="cuda", dtype="bfloat16", threads=1), "cpu").device == "cpu"
 
 
 def test_a_rung_that_changes_nothing_is_void() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from forks import FORKS
-from scripted import HOST, events, make_run, supervise
+from scripted import HOST, PACE, events, make_run, steps, supervise
 
 from hivetune.base.disk import lock
 from hivetune.base.journal import read_journal
@@ -27,7 +27,6 @@ from hivetune.train.supervise import attempt, supervisor
 from hivetune.train.supervise.attempt import Terms, worker_effects
 
 pytestmark = pytest.mark.slow  # processes are started, stopped and killed
-PACE = {"pace_s": 0.02}
 SUPERVISOR = """
 import json, sys
 from pathlib import Path
@@ -51,11 +50,6 @@ def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[bytes]") ->
     while not holds():
         assert process.poll() is None
         threading.Event().wait(0.01)
-
-
-def steps(folder: Path) -> int:
-    path = folder / "run/metrics.jsonl"
-    return path.read_text().count('"event": "step"') if path.exists() else 0
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -261,7 +255,7 @@ SETTLED = {"HSA_ENABLE_SDMA": "0", POISON: None}
 
 def settle(run: Path, environment: dict[str, str | None]) -> None:
     config, choices = read_resolved(run)
-    write_resolved(run, config, Choices(environment=environment).over(choices))
+    write_resolved(run, config, choices.updated(Choices(environment=environment)))
 
 
 def test_a_worker_has_them_in_every_attempt_and_the_journal_says_so(
@@ -286,8 +280,5 @@ def test_a_change_of_the_ladder_lies_over_them(tmp_path: Path) -> None:
     environment, choices = worker_effects(tmp_path / "run", ("blas", "general"))
     assert environment["TORCH_BLAS_PREFER_HIPBLASLT"] == "0" and environment[POISON] is None
     assert choices == Choices(path="general")
-
-
-def test_a_run_without_any_is_as_before(tmp_path: Path) -> None:
-    make_run(tmp_path, [])
-    assert worker_effects(tmp_path / "run", ()) == ({}, Choices())
+    make_run(tmp_path / "none", [])
+    assert worker_effects(tmp_path / "none/run", ()) == ({}, Choices())

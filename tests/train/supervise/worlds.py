@@ -95,7 +95,7 @@ class World:
     def attempt(self, rungs: Sequence[str]) -> tuple[str, int] | None:
         """The diagnosis and the step of its death; None when it came to the end."""
         environment, choices = effects_of(rungs)
-        settings = {**environment, **choices.made()}
+        settings = {**environment, **choices.as_dict()}
         death = self._meets(settings, -1, ())
         if death is not None:
             return death, -1
@@ -109,7 +109,7 @@ class World:
     def isolate(self, step: int, rungs: Sequence[str]) -> bool:
         """Whether a row was taken out. A fault by chance hits the good row too: nothing is learned."""
         environment, choices = effects_of(rungs)
-        settings = {**environment, **choices.made()}
+        settings = {**environment, **choices.as_dict()}
         bad = {row for row in self.rows(step) if self._meets(settings, None, [row], chance=False) is not None}
         if self._meets(settings, None, [], chance=True) is not None:
             return False

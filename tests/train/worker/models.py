@@ -9,10 +9,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hivetune.config import LoraConfig
-from hivetune.run.choices import Choices
+from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.model.adapter import same_views
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.general import GeneralModel, load_general
+from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
 CPU = torch.device("cpu")
@@ -128,6 +129,13 @@ def load_fast(folder: Path, dtype: torch.dtype = torch.float64, lora: LoraConfig
     model = FastModel(folder, lora, dtype=dtype, device=CPU, choices=Choices(**choices))
     random_adapter(model)
     return model
+
+
+def load_any(
+    folder: Path, dtype: torch.dtype = torch.float32, lora: LoraConfig = LORA, choices: Choices = NO_CHOICES
+) -> LoraModel:
+    """The model as a run with these choices loads it, with an adapter of zeros."""
+    return load_model(folder, lora, method="lora", dtype=dtype, device=CPU, choices=choices)
 
 
 def load_slow(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from train.planned import write_snapshot
-from train.worker.models import documents, write_model
+from train.worker.models import CPU, documents, load_any, write_model
 
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
@@ -27,16 +27,9 @@ from hivetune.train.worker.check import (
     verified_choices,
 )
 from hivetune.train.worker.model.fast.backend import by_native
-from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.memory import mm
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.settle import DTYPES
-
-CPU = torch.device("cpu")
-
-
-def load(folder: Path, dtype: torch.dtype, choices: Choices, lora: LoraConfig = LoraConfig(r=4)) -> LoraModel:
-    return load_model(folder, lora, method="lora", dtype=dtype, device=CPU, choices=choices)
 
 
 class Loader:
@@ -48,7 +41,8 @@ class Loader:
 
     def __call__(self, changes: Choices) -> LoraModel:
         self.asked.append(changes)
-        model = load(self.folder, DTYPES[changes.dtype] if changes.dtype else self.dtype, changes)
+        dtype = DTYPES[changes.dtype] if changes.dtype else self.dtype
+        model = load_any(self.folder, dtype, choices=changes)
         if changes in self.wrong:
             model.weights.layers[0].qkv.weight_NRK[:8] *= self.by  # type: ignore[attr-defined]
         return model
@@ -70,7 +64,7 @@ PLAIN = Choices(kernels="torch")
 def test_a_right_fast_path_agrees(folder: Path, dtype: torch.dtype, most: float) -> None:
     loader = Loader(folder, dtype)
     told = verified_choices(loader, some_documents(), "float64")
-    assert told.agreement is not None and set(told.made()) == {"agreement"}
+    assert told.agreement is not None and set(told.as_dict()) == {"agreement"}
     assert told.agreement["loss"] < most and told.agreement["gradient"] < most
     assert loader.asked == [Choices(path="general", dtype="float64"), Choices()]
 
@@ -85,7 +79,7 @@ def test_wrong_kernels_give_way_to_the_plain_ones_and_those_to_transformers(
     assert "of the gradient off" in told.agreement["instead_of"]
     told = verified_choices(Loader(folder, dtype, (Choices(), PLAIN), by), some_documents(), "float64")
     assert told.path == "general" and told.path_why and "nats a token" in told.path_why
-    assert load(folder, dtype, told).why == told.path_why
+    assert load_any(folder, dtype, choices=told).why == told.path_why
 
 
 def test_the_rows_are_short_and_few(tmp_path: Path) -> None:
@@ -143,7 +137,7 @@ def test_each_way_of_being_wrong_is_caught(spoil: Callable[[Tensor], None]) -> N
 
 def test_a_model_is_tested_at_its_own_shapes_with_its_own_product(tmp_path: Path) -> None:
     lora = LoraConfig(r=8, target_modules=["q_proj"])
-    model = load(write_model(tmp_path), torch.bfloat16, Choices(kernels="native", products="native"), lora)
+    model = load_any(write_model(tmp_path), torch.bfloat16, lora, Choices(kernels="native", products="native"))
     expected = [(412, 64, 48), (412, 48, 64), (412, 8, 48), (412, 64, 8), (8, 48, 412), (64, 8, 412)]
     assert shapes_of(model.adapter, 412) == sorted(Shape(*sizes) for sizes in expected)
     assert check_products(model) == 6

@@ -8,31 +8,23 @@ from typing import Any
 import pytest
 import torch
 from train.planned import write_snapshot
-from train.worker.models import documents, random_adapter, write_model
+from train.worker.models import documents, load_any, random_adapter, write_model
 from train.worker.runs import SPLITS, learnable_rows, make_run, run_bytes, run_training, stop_after
 
 from hivetune.base.disk import write_manifest
 from hivetune.base.journal import read_journal
-from hivetune.config import LoraConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.run.choices import Choices
 from hivetune.run.folder import read_resolved
 from hivetune.train.plan.steps import LESSON_STEPS, PlanRow, make_plan, read_plan, write_plan
 from hivetune.train.worker.lessons import MOST_WEIGHT, weigh
-from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document
 
 
 @pytest.mark.parametrize("path", ["fast", "general"])
 def test_a_weight_multiplies_the_gradient_of_its_document(path: str, tmp_path: Path) -> None:
-    model = load_model(
-        write_model(tmp_path),
-        LoraConfig(r=4),
-        method="lora",
-        dtype=torch.float64,
-        device=torch.device("cpu"),
-        choices=Choices(path=path, kernels="torch"),  # type: ignore[arg-type]
-    )
+    choices = Choices(path=path, kernels="torch")  # type: ignore[arg-type]
+    model = load_any(write_model(tmp_path), torch.float64, choices=choices)
     random_adapter(model)
     docs = [document for document in documents() if document.trained_L[1:].any()]
     weights = [(1.0, -0.4, 0.5)[number % 3] for number in range(len(docs))]

@@ -16,6 +16,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from train.worker.models import load_any
 from train.worker.runs import learnable_rows, losses, make_run, metrics, run_bytes, run_training, stop_after
 from transformers import AutoModelForCausalLM
 
@@ -30,7 +31,6 @@ from hivetune.train.plan.steps import Amendment, append_amendment, read_amendmen
 from hivetune.train.worker import checkpoint, session
 from hivetune.train.worker import loop as train
 from hivetune.train.worker.model.adapter import fill, read_adapter
-from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document
 from hivetune.train.worker.session import AdamW, StepNotFinite
 
@@ -55,9 +55,7 @@ def test_a_run_learns_and_says_what_it_did(tiny_model_folder: Path, tmp_path: Pa
 def assert_peft_agrees(run: Path, model: Path) -> None:
     """What the folder says to PEFT is what was trained: it finds the base by itself and gives the same loss."""
     lora, tensors = read_adapter(run)
-    ours = load_model(
-        model, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices=Choices(path="fast")
-    )
+    ours = load_any(model, lora=lora, choices=Choices(path="fast"))
     fill(ours.adapter, tensors, str(run))
     base = AutoModelForCausalLM.from_pretrained(json.loads((run / "adapter_config.json").read_text())[BASE])
     wrapped = PeftModel.from_pretrained(base, run).eval()

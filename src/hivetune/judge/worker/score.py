@@ -14,7 +14,7 @@ from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices
 from hivetune.run.folder import CONFIG, read_resolved
 from hivetune.train.worker.model.adapter import fill, read_adapter
-from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
+from hivetune.train.worker.model.fast.build import missing_kernels_reason
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel, read_documents
 from hivetune.train.worker.settle import apply_choices, complete
@@ -45,7 +45,7 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
                         tokens, finite = int(document.trained_L.sum()), nll if math.isfinite(nll) else None
                         lines.append("loss", model=names[adapter], row=document.row, nll=finite, tokens=tokens)
                         heartbeat.beat(Beat.ITEM)
-    return {"path": path, "choices": choices.made()}
+    return {"path": path, "choices": choices.as_dict()}
 
 
 def _load(task: Score, choices: Choices) -> LoraModel:

@@ -47,7 +47,7 @@ COPIED = (
     TEMPLATE,
 )
 MAX_JSON_BYTES = 64 << 20  # the index of a model of 1,000 shards has 10 MB
-KERNELS = "hivetune.train.worker.model.fast.kernels.build"  # run in a process of its own: a worker below this one
+KERNELS = "hivetune.train.worker.model.fast.build"  # run in a process of its own: a worker below this one
 # What every template is given by whoever renders it.
 _GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

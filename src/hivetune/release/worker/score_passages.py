@@ -33,7 +33,7 @@ def main(task: ScorePassages, heartbeat: Heartbeat) -> dict[str, Any]:
     model = load_general(task.model, lora, method="lora", dtype=dtype, device=device, why="")
     fill(model.adapter, tensors, str(task.adapter))
     tuned = score_all(model.module, task.passages, task.top, heartbeat)
-    model.switch.on = False
+    model.adapter_state.on = False
     base = score_all(model.module, task.passages, task.top, heartbeat)
     return {"dtype": str(dtype), "base": base, "tuned": tuned}
 

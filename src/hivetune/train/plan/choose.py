@@ -7,11 +7,13 @@ effective batch is the user's and is never changed: only how it is cut into micr
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from hivetune.base.units import size
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.cards import known_model
 from hivetune.models.architecture import parse_architecture
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import DISK_READ_BYTES_PER_S, LINK_BYTES_PER_S, Device
+from hivetune.train.plan.layout import rounded_up
 from hivetune.train.plan.memory import (
     Peak,
     TrainingSetup,
@@ -170,7 +172,7 @@ def first_that_fits(
     Raises DoesNotFit, naming what is needed and what may be used, when not even the longest row fits.
     """
     limit = device.limit_bytes(memory_share)
-    least, most = rounded_up(work.longest), rounded_up(max(sum(work.lengths), work.longest))
+    least, most = (rounded_up(tokens, BUCKET) for tokens in (work.longest, max(sum(work.lengths), work.longest)))
     most = min(most, max(least, LARGEST_BUDGET[device.kind]))
     budgets = sorted({least, most, *(budget for budget in BUDGETS if least < budget < most)}, reverse=True)
     good = min(most, max(least, GOOD_BUDGET[device.kind]))
@@ -183,8 +185,8 @@ def first_that_fits(
                     return _choice(form, device, work, budget, peak, limit, rate)
     smallest = predict_peak(list(forms(setup, device))[-1], least, work.longest)
     raise DoesNotFit(
-        f"at least {size_text(smallest.bytes)} are needed, {size_text(limit)} may be used on {device.name} "
-        f"({100 * memory_share:.0f} % of {size_text(device.memory_bytes)}, memory_share)"
+        f"at least {size(smallest.bytes)} are needed, {size(limit)} may be used on {device.name} "
+        f"({100 * memory_share:.0f} % of {size(device.memory_bytes)}, memory_share)"
     )
 
 
@@ -199,16 +201,6 @@ def _choice(
     read_bytes = 2 * choice.micro_batches * setup.streamed * layer_bytes(setup)
     read_s = read_bytes / (DISK_READ_BYTES_PER_S if device.kind == "cpu" else LINK_BYTES_PER_S)
     return replace(choice, step_s=max(computed_s, read_s), error=rate.error)
-
-
-def rounded_up(tokens: int) -> int:
-    """Return `tokens` rounded up to a whole bucket."""
-    return -(-tokens // BUCKET) * BUCKET
-
-
-def size_text(size_bytes: float) -> str:
-    """Return a number of bytes as text, in MB or GB."""
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.0f} MB"
 
 
 # Models to advise instead, one of each size that people train at home.

@@ -46,9 +46,14 @@ def unpadded(size: int) -> int:
     return size
 
 
+def rounded_up(size: int, multiple: int) -> int:
+    """Return the least multiple of `multiple` that is at least `size`."""
+    return -(-size // multiple) * multiple
+
+
 def multiples_of(multiple: int) -> Padding:
     """Return the function that rounds a size up to a multiple of `multiple`."""
-    return lambda size: -(-size // multiple) * multiple
+    return lambda size: rounded_up(size, multiple)
 
 
 def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
@@ -149,7 +154,7 @@ def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
     """Return the tokens that a micro-batch aims at where workers compute it, by the training rows and their tokens."""
     # Not by the number of workers, because the result must not depend on it.
     aim = tokens * batch_size // max(1, rows) // PACKS_A_STEP
-    return max(MIN_PACK_TOKENS[device == "cpu"], -(-aim // TOKEN_MULTIPLE) * TOKEN_MULTIPLE)
+    return max(MIN_PACK_TOKENS[device == "cpu"], rounded_up(aim, TOKEN_MULTIPLE))
 
 
 def split_documents(

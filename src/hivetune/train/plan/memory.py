@@ -14,7 +14,7 @@ from hivetune.models.architecture import Architecture
 from hivetune.models.families import FAMILIES
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import Device
-from hivetune.train.plan.layout import compiles_products
+from hivetune.train.plan.layout import compiles_products, rounded_up
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 # Bits a weight with double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
@@ -37,7 +37,8 @@ GENERAL_FACTOR = 2.3
 # What is kept, as a multiple of the inputs and outputs of all products, where those were counted; 1.3 fits Llama's
 # shapes.
 COUNTED_FACTOR = 1.3
-# The columns of an adapter's factor are padded to a multiple of this (worker/model/fast/weights.py).
+# The rank columns of a merged matrix are padded to a multiple of this: rows stay aligned to 32 bytes in bf16, and
+# matrix products see few widths (rare skinny shapes are behind the best-known crashes of ROCm's libraries).
 RANK_COLUMNS = 16
 # Half-widths of the error bar; the second for a family that was counted module by module or guessed from its config.
 FORMULA_ERROR, UNKNOWN_ERROR = 0.15, 0.5
@@ -135,7 +136,7 @@ def saved_bytes_per_token(setup: TrainingSetup) -> int:
     family = FAMILIES[a.family]
     # Norms inside a layer keep their inputs in float32.
     inner = (a.q + a.k if "q" in family.norms else 0) + 2 * a.hidden * ("after_mlp" in family.norms)
-    ranks = sum(_padded(modules * setup.rank, RANK_COLUMNS) for modules in (3, 1, 2, 1))  # qkv, o, gate and up, down
+    ranks = sum(rounded_up(modules * setup.rank, RANK_COLUMNS) for modules in (3, 1, 2, 1))  # qkv, o, gate and up, down
     # In float32: the residual stream at the input and in the middle, and the log-sum-exp of each head.
     return setup.value_bytes * (widths + ranks) + _wide_bytes(setup) * (2 * a.hidden + a.heads + 2 + inner)
 
@@ -167,7 +168,7 @@ def attention_bytes(setup: TrainingSetup, tokens: int, longest: int) -> int:
         # Our kernels sum the gradients of keys in up to eight parts.
         return 8 * 4 * setup.architecture.q * tokens
     # torch's attention reads tables: how far each key lies before each query (int32), and the bias made of it.
-    return tokens * _padded(longest, 64) * (4 + 2 * setup.value_bytes + 1)
+    return tokens * rounded_up(longest, 64) * (4 + 2 * setup.value_bytes + 1)
 
 
 def layer_bytes(setup: TrainingSetup) -> int:
@@ -204,7 +205,7 @@ def predict_peak(setup: TrainingSetup, tokens: int, longest: int | None = None) 
     }
     if setup.kind == "cpu" and compiles_products(setup.dtype, setup.products):
         parts["compiled products"] = ROW_COUNTS * COMPILED_BYTES
-    if setup.kind == "cpu":  # the copy of the state that is written beside the next steps
+    if setup.kind == "cpu":
         parts["saved state"] = n * STATE_BYTES
     known = setup.architecture.is_fast
     return Peak({name: size for name, size in parts.items() if size}, FORMULA_ERROR if known else UNKNOWN_ERROR)
@@ -220,7 +221,7 @@ PARTS = {
     "attention": "tables and sums of attention",
     "logits": "some positions at a time, trained tokens only",
     "runtime": "Python, torch and its kernels",
-    "saved state": "a copy of adapters and optimizer, which is written while the next steps are computed",
+    "saved state": "a copy of adapters and optimizer while a checkpoint is written",
     "compiled products": "code that oneDNN keeps for each row count of its products",
 }
 
@@ -255,7 +256,3 @@ def host_holds(setup: TrainingSetup, device: Device) -> bool:
 def _wide_bytes(setup: TrainingSetup) -> int:
     """Return the bytes of a value of the residual stream, norms and sums."""
     return max(4, setup.value_bytes)
-
-
-def _padded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple

@@ -40,10 +40,10 @@ from hivetune.train.plan.choose import (
     first_that_fits,
     published_rate,
     rate_key,
-    rounded_up,
     with_alternatives,
 )
 from hivetune.train.plan.device import Device, device_of_card, device_of_machine
+from hivetune.train.plan.layout import rounded_up
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes, setup_of
 
 # English prose by the vocabularies of SmolLM2 and Qwen2.5, and the tokens that templates write around a message.
@@ -169,7 +169,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         assert planned.refusal is not None
         return {**content, "refusal": planned.refusal.message, "hint": planned.refusal.hint}
     hours = None if choice.step_s is None else choice.step_s * planned.work.steps / 3600
-    made = {"device": device.torch_name, "dtype": setup.dtype, **choice.to_choices().made()}
+    made = {"device": device.torch_name, "dtype": setup.dtype, **choice.to_choices().as_dict()}
     return {
         **content,
         "choices": {**made, "micro_batches": choice.micro_batches},
@@ -226,7 +226,7 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
     first.refuse(settings.data.max_rejected)
     report = first.document
     if folder and not has_length:
-        settings = _with_length(settings, rounded_up(report["lengths"]["p99"]))
+        settings = _with_length(settings, rounded_up(report["lengths"]["p99"], BUCKET))
     planned = _plan(settings, report)
     while not has_length and planned is not None and planned.choice is None and settings.max_length > SHORTEST:
         settings = _with_length(settings, settings.max_length // 2)

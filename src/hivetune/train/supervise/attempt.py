@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hivetune.base.journal import read_journal
+from hivetune.base.journal import read_journal, read_tail
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import UsageError
-from hivetune.machine.inventory import Machine, cpu_workers
+from hivetune.machine.inventory import WORKERS_PER_MACHINE, Machine
 from hivetune.process.protocol import Beat, Outcome
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
@@ -17,8 +17,6 @@ from hivetune.run.folder import METRICS, read_resolved, write_resolved
 from hivetune.train.plan.steps import Amendment, append_amendment, read_plan
 from hivetune.train.supervise.diagnose import Diagnosis
 from hivetune.train.supervise.ladder import effects_of
-
-METRICS_TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -63,15 +61,8 @@ def step_of_death(run: Path, pid: int) -> int:
 
 def last_step(run: Path) -> int:
     """Return the newest step in the metrics, read from the end of the file; 0 without one."""
-    path = run / METRICS
-    if not path.exists():
-        return 0
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - METRICS_TAIL_BYTES))
-        tail = file.read().decode("utf-8", "replace")
-    marks = [line.partition('"step": ')[2] for line in tail.splitlines() if '"event": "step"' in line]
-    numbers = [mark.partition(",")[0] for mark in marks]
-    return int(numbers[-1]) if numbers and numbers[-1].isdigit() else 0
+    steps = (entry["step"] for entry in reversed(read_tail(run / METRICS)) if entry["event"] == "step")
+    return next(steps, 0)
 
 
 def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, threads: int | None) -> tuple[str, ...]:
@@ -85,8 +76,11 @@ def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, 
     if number is None:
         return (device,)
     if device == "cpu":
-        fitting = int(machine.memory_bytes * config.memory_share // _memory_of_rank(model))
-        most = max(1, min(cpu_workers(machine.cores, threads), fitting))
+        each = threads or max(1, machine.cores // WORKERS_PER_MACHINE)
+        # The weights, and as much again for activations, torch and the adapter.
+        needed_bytes = 2 * sum(path.stat().st_size for path in model.glob("*.safetensors")) + (1 << 30)
+        fitting = int(machine.memory_bytes * config.memory_share // needed_bytes)
+        most = max(1, min(machine.cores // each, fitting))
         return ("cpu",) * (most if isinstance(number, str) else number)
     own_index = int(device.partition(":")[2] or 0)
     others = [f"cuda:{card.index}" for card in machine.cards if card.index != own_index]
@@ -96,12 +90,6 @@ def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, 
             f"workers: {number}, but this machine has {len(machine.cards)} cards", hint="set workers: auto"
         )
     return (device, *others[:count])
-
-
-def _memory_of_rank(model: Path) -> int:
-    """Return an estimate of the bytes that one rank needs."""
-    # The weights, and as much again for activations, torch and the adapter.
-    return 2 * sum(path.stat().st_size for path in model.glob("*.safetensors")) + (1 << 30)
 
 
 def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:

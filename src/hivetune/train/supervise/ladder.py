@@ -35,12 +35,12 @@ FORGET_S = 30 * 86_400.0
 class Rung:
     """One safe change. `environment`: variables of the worker (None: removed). `choices`: over those of the plan.
 
-    `exact`: the arithmetic stays the same bit for bit, so a resumed run equals an undisturbed one. `says` completes the
-    sentence "computed with ...".
+    `exact`: the arithmetic stays the same bit for bit, so a resumed run equals an undisturbed one. `description`
+    completes the sentence "computed with ...".
     """
 
     name: str
-    says: str
+    description: str
     environment: Mapping[str, str | None] = field(default_factory=dict)
     choices: Choices = NO_CHOICES
     device_only: bool = False
@@ -114,7 +114,7 @@ class Failure:
         return self.durable > max(before.durable, before.step) or self.quarantined > before.quarantined
 
     def is_near(self, failure: "Failure") -> bool:
-        """Return whether both failures happened at the same place: at one step, or on a card a few steps apart."""
+        """Return whether both failures happened at the same place: at one step, on a card at most LATE_STEPS apart."""
         late = LATE_STEPS if self.kind == "device" else 0
         return abs(self.step - failure.step) <= late and self.quarantined == failure.quarantined
 
@@ -187,7 +187,7 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
         if name == "isolate" and name not in barred:
             return Reply("isolate", "the step failed again; its rows are replayed one by one", kept)
         if name not in barred and (bounds.on_device or not RUNGS[name].device_only):
-            reason = f"{RUNGS[name].says} ({published[name]})" if name in published else RUNGS[name].says
+            reason = f"{RUNGS[name].description} ({published[name]})" if name in published else RUNGS[name].description
             return Reply("change", reason, (*kept, name), name)
     return Reply("again", "no change is left to try; the same again after a pause", kept, wait_s=pause_s)
 
@@ -225,7 +225,7 @@ def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]
             reason = f"workers kept ending there: {fault_of(failure['fault']).title}"
             said[event["tried"]] = f"from step {max(0, failure['step'])} on it computed with {event['why']} ({reason})"
     remembered = "from the first step on it computed with {} (an earlier run here needed it)"
-    return [said.get(name, remembered.format(RUNGS[name].says)) for name in rungs if not RUNGS[name].exact]
+    return [said.get(name, remembered.format(RUNGS[name].description)) for name in rungs if not RUNGS[name].exact]
 
 
 def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
@@ -234,18 +234,18 @@ def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
     choices = Choices()
     for name in rungs:
         environment |= RUNGS[name].environment
-        choices = RUNGS[name].choices.over(choices)
+        choices = choices.updated(RUNGS[name].choices)
     return environment, choices
 
 
 def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[str]:
     """Return the rungs already in effect, by the worker's environment and choices: trying them proves nothing."""
     # The general path has nothing to stream.
-    values = choices.made() | ({"streamed": EVERY_LAYER} if choices.path == "general" else {})
+    values = choices.as_dict() | ({"streamed": EVERY_LAYER} if choices.path == "general" else {})
 
     def is_void(rung: Rung) -> bool:
         same = [environment.get(name) == value for name, value in rung.environment.items()]
-        same += [values.get(name, False) == value for name, value in rung.choices.made().items()]
+        same += [values.get(name, False) == value for name, value in rung.choices.as_dict().items()]
         return bool(same) and all(same)
 
     return frozenset(name for name, rung in RUNGS.items() if is_void(rung))

@@ -22,7 +22,7 @@ from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
 from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
-from hivetune.machine.telemetry import KernelLog, any_hot, oom_kills, sample, settle_kernel
+from hivetune.machine.telemetry import KernelLog, oom_kills, sample
 from hivetune.process.launch import supervision
 from hivetune.process.parent import Child, Limits, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
@@ -66,6 +66,8 @@ MIN_CHECKPOINT_EVERY_S = 10.0
 SAMPLE_EVERY_S = 30.0
 # The first sample comes sooner: many faults come within the first half minute.
 FIRST_SAMPLE_S = 5.0
+# The kernel writes its lines about a death a moment after it.
+KERNEL_S = 0.05
 # How often a run that waits for the disk looks whether it has room.
 LOOK_S = 5.0
 
@@ -304,7 +306,7 @@ class _Supervisor:
             )
             if outcome.status in ("done", "stopped") or (self.stop.count and outcome.status != "failed"):
                 return ended
-            settle_kernel()
+            time.sleep(KERNEL_S)
             evidence = evidence_of(outcome, kernel=kernel.lines(pid), oom=oom_kills() > oom_before)
             return replace(ended, diagnosis=diagnose(evidence))
         except BaseException:
@@ -334,7 +336,7 @@ class _Supervisor:
                 next_sample = time.monotonic() + SAMPLE_EVERY_S
                 measured, was_hot = sample(child.process.pid, self.run), hot
                 self.events.append("sample", **measured)
-                hot = any_hot(measured.get("cards", ()))
+                hot = any(card.get("hot") for card in measured.get("cards", ()))
                 if hot and not was_hot:
                     text = "a card throttles at its limit of heat or power: steps take longer"
                     self.events.append("warning", text=text)
@@ -458,7 +460,7 @@ class _Supervisor:
             on_device=self._device() != "cpu",
             backoff_s=settings.backoff_s,
             allow=frozenset({name for name in self.config.allow if name != "rank" or self.config.lora.start is None}),
-            void=void_rungs(variables, changes.over(settled.over(as_started))),
+            void=void_rungs(variables, as_started.updated(settled).updated(changes)),
             published=published_remedies(self.machine),
         )
 

@@ -1,9 +1,9 @@
 """The computation of a step's gradient: all that the loop knows of the other ranks, besides what they agree on
 (ranks.py).
 
-`Whole` is one process that adds in fp32. `Packs` adds integers: each micro-batch of a step is a pack, rank r of N
-computes packs r, r + N, and so on, and one sum of int64 over the ranks has the same bits for any N, because a sum of
-integers depends neither on its order nor on who added what.
+`FloatExchange` is one process that adds in fp32. `IntegerExchange` adds integers: each micro-batch of a step is a pack,
+rank r of N computes packs r, r + N, and so on, and one sum of int64 over the ranks has the same bits for any N, because
+a sum of integers depends neither on its order nor on who added what.
 
 A pack's gradient is rounded to multiples of 2^(exponent - 45), where 2^exponent bounds the largest value of the step
 before. A value 2^-22 times as large as that bound still keeps all 24 bits of its significand, and smaller ones are off
@@ -77,7 +77,7 @@ class Summed:
     exponent: int
 
 
-class Whole:
+class FloatExchange:
     """The exchange of a single process, which adds in fp32."""
 
     def __init__(self, model: LoraModel, seed: int):
@@ -94,7 +94,7 @@ class Whole:
         return list(self._model.nll(documents).tolist())
 
 
-class Packs:
+class IntegerExchange:
     """Sums of integers over the ranks: the same bits for any number of them."""
 
     def __init__(self, model: LoraModel, seed: int, ranks: Ranks):
@@ -102,7 +102,7 @@ class Packs:
         self._buffer = torch.empty(0, dtype=torch.int64)
 
     def backward(self, documents: Sequence[Document], step: int, *, scale: float, exponent: int) -> Summed:
-        """Do what `Whole.backward` does, over all ranks; each rank has the same gradient afterwards."""
+        """Do what `FloatExchange.backward` does, over all ranks; each rank has the same gradient afterwards."""
         model, ranks, grad_N = self._model, self._ranks, self._model.grad_N
         batches = model.micro_batches(documents)
         packs = len(batches)
@@ -133,7 +133,7 @@ class Packs:
         return Summed(loss, exponent_of(float(grad_N.abs().max()), exponent))
 
     def nll(self, documents: Sequence[Document]) -> list[float]:
-        """Return what `Whole.nll` returns, computed by all ranks."""
+        """Return what `FloatExchange.nll` returns, computed by all ranks."""
         starts = range(0, len(documents), SCORED_TOGETHER)
         nlls = torch.zeros(len(documents), dtype=torch.float64)
         for start in starts[self._ranks.number :: self._ranks.size]:
@@ -143,7 +143,7 @@ class Packs:
         return list(nlls.tolist())
 
 
-Exchange = Whole | Packs
+Exchange = FloatExchange | IntegerExchange
 
 
 def _seed_of(*numbers: int) -> int:
@@ -179,7 +179,7 @@ def open_exchange(config: RunConfig, choices: Choices, model: LoraModel, ranks: 
     Raises MachineNotFit where ranks round differently.
     """
     if choices.pack_tokens is None:
-        return Whole(model, config.seed)
+        return FloatExchange(model, config.seed)
     on_card = model.device.type == "cuda"
     processor = torch.cuda.get_device_name(model.device) if on_card else torch.backends.cpu.get_cpu_capability()
     # All that decides how this process rounds: else the sum would depend on who computed what.
@@ -200,4 +200,4 @@ def open_exchange(config: RunConfig, choices: Choices, model: LoraModel, ranks: 
             f"rank {ranks.number} computes in another way than rank 0: {', '.join(different)}",
             hint="let only equal machines and cards share a run",
         )
-    return Packs(model, config.seed, ranks)
+    return IntegerExchange(model, config.seed, ranks)

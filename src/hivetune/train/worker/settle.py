@@ -20,6 +20,7 @@ import torch
 
 from hivetune.base.disk import MANIFEST, sha256_bytes
 from hivetune.base.kernel import usable_cores
+from hivetune.base.units import size
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DoesNotFit, MachineNotFit
@@ -30,14 +31,14 @@ from hivetune.process.lease import train_on
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved
-from hivetune.train.plan.choose import Workload, first_that_fits, size_text, with_alternatives
+from hivetune.train.plan.choose import Workload, first_that_fits, with_alternatives
 from hivetune.train.plan.device import computes_bfloat16, device_of_machine
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.plan.memory import predict_peak, setup_of_run
 from hivetune.train.plan.steps import Plan
 from hivetune.train.worker import model as engine
 from hivetune.train.worker.check import TOKENS, check_documents, verified_choices
-from hivetune.train.worker.model.fast.kernels.build import DTYPE_FLAGS, missing_kernels_reason
+from hivetune.train.worker.model.fast.build import DTYPE_FLAGS, missing_kernels_reason
 from hivetune.train.worker.model.load import is_known, load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -72,7 +73,7 @@ def settle(run: Path, config: RunConfig, choices: Choices, model: Path, plan: Pl
     has_begun = bool(checkpoints.steps(run))  # such a run is not ended by what other programs hold
     if settled.peak_bytes is not None and settled.peak_bytes > free and not has_begun:
         raise DoesNotFit(
-            f"the run needs about {size_text(settled.peak_bytes)} of memory, and {size_text(free)} are free now",
+            f"the run needs about {size(settled.peak_bytes)} of memory, and {size(free)} are free now",
             hint="end other programs, or choose smaller settings: hivetune plan CONFIG",
         )
     return settled
@@ -101,7 +102,8 @@ def _with_form(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
     except DoesNotFit as error:
         raise with_alternatives(error, setup, device, work, config.memory_share) from None
     # What a person or a test set in the choices stays.
-    return replace(settled.over(chosen.to_choices()), budget_tokens=chosen.budget_tokens, peak_bytes=chosen.peak.bytes)
+    form = chosen.to_choices().updated(settled)
+    return replace(form, budget_tokens=chosen.budget_tokens, peak_bytes=chosen.peak.bytes)
 
 
 def _with_path(config: RunConfig, settled: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
@@ -118,7 +120,7 @@ def _with_path(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
         changes = pool.submit(_compared, config, settled, model, snapshot.folder, plan.steps[0].rows).result()
     if changes.agreement is not None:
         changes = replace(changes, agreement={**changes.agreement, "key": key})
-    return changes.over(settled)
+    return settled.updated(changes)
 
 
 def _compared(config: RunConfig, settled: Choices, model: Path, snapshot: Path, rows: Sequence[int]) -> Choices:
@@ -126,7 +128,7 @@ def _compared(config: RunConfig, settled: Choices, model: Path, snapshot: Path, 
     plain = config.lora.model_copy(update={"dropout": 0.0, "start": None})
 
     def load(changes: Choices) -> LoraModel:
-        choices = changes.over(settled)
+        choices = settled.updated(changes)
         device, dtype = apply_choices(choices)
         return load_model(model, plain, method=config.method, dtype=dtype, device=device, choices=choices)
 
@@ -177,7 +179,7 @@ def with_recovery_changes(config: RunConfig, settled: Choices, changes: Choices)
     if changes.device not in (None, settled.device):
         anew = replace(settled, device=changes.device, dtype=None, threads=None, kernels=None, products=None)
         settled = complete(config.device, config.dtype, anew)
-    return changes.over(settled)
+    return settled.updated(changes)
 
 
 def _first_device() -> str:

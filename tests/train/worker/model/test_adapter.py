@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from train.worker.model.test_general import write_other
-from train.worker.models import CPU, load_slow, write_model
+from train.worker.models import load_any, load_slow, write_model
 from transformers import AutoModelForCausalLM
 
 from hivetune.base.disk import write_json
@@ -21,7 +21,6 @@ from hivetune.process.child import Heartbeat
 from hivetune.release.worker.merge import merge
 from hivetune.run.choices import Choices
 from hivetune.train.worker.model.adapter import begin, fill, initialise, read_adapter, write_adapter
-from hivetune.train.worker.model.load import load_model
 
 TOKENS = torch.tensor([[1, 5, 9, 33, 12, 60, 7, 8]])
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -55,12 +54,7 @@ def test_peft_loads_the_adapter_and_gives_the_same_logits(kind: str, variant: st
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_both_paths_and_the_plan_adapt_the_same_modules(variant: str, tmp_path: Path) -> None:
     base, lora = write_model(tmp_path), LoraConfig(r=4, **VARIANTS[variant])
-    fast, general = (
-        load_model(
-            base, lora, method="lora", dtype=torch.float32, device=CPU, choices=Choices(path=path)
-        )
-        for path in ("fast", "general")
-    )  # fmt: skip
+    fast, general = (load_any(base, lora=lora, choices=Choices(path=path)) for path in ("fast", "general"))
     assert fast.path == "fast" and general.path == "general"
     assert fast.adapter.keys() == general.adapter.keys()
     assert read_architecture(base).adapter_parameters(4, lora.target_modules) == fast.master_N.numel()
@@ -125,23 +119,11 @@ def test_an_adapter_to_start_from_has_the_run_s_base_and_scale(tmp_path: Path) -
             begin(adapter, lora.model_copy(update={"start": str(folder)}), 0, base)
 
 
-def test_a_folder_without_an_adapter_or_of_another_rank_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no adapter"):
-        read_adapter(tmp_path)
-    base = write_model(tmp_path / "base")
-    small, large = (load_slow(base, torch.float32, LoraConfig(r=r)) for r in (2, 4))
-    with pytest.raises(UsageError, match="needs"):
-        fill(large.adapter, small.adapter, "small")
-
-
 def test_first_values_depend_on_name_and_seed_only(tmp_path: Path) -> None:
     base = write_model(tmp_path)
     found = {}
     for path in ("fast", "general"):
-        model = load_model(
-            base, LoraConfig(r=4), method="lora", dtype=torch.float32, device=CPU,
-            choices=Choices(path=path),
-        )  # fmt: skip
+        model = load_any(base, choices=Choices(path=path))
         initialise(model.adapter, 5)
         found[path] = {name: view.clone() for name, view in model.adapter.items()}
     assert found["fast"].keys() == found["general"].keys()

@@ -1,6 +1,6 @@
 """The C++ kernels equal the plain forms on odd shapes, and their absence is survived and said."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,9 @@ from train.worker.models import documents, load_fast, write_model
 
 from hivetune.errors import MachineNotFit
 from hivetune.train.plan.layout import TrimmedDocument, make_layout
+from hivetune.train.worker.model.fast import build
 from hivetune.train.worker.model.fast.attention import PIECE_KEYS, NativeAttention, TorchAttention, segment_tables
 from hivetune.train.worker.model.fast.backend import by_native, by_onednn, kernel_of
-from hivetune.train.worker.model.fast.kernels import build
 from hivetune.train.worker.model.fast.ops import Ops
 from hivetune.train.worker.model.fast.weights import Group, Member
 from hivetune.train.worker.model.memory import Workspace, mm, wide_dtype
@@ -149,24 +149,38 @@ def thin_products(
     ops: Any, rows: int, inputs: int, sizes: list[int], rank: int, given: torch.dtype, dtype: torch.dtype
 ) -> list[Tensor]:
     """dB and dA, then y and dy, of a matrix with an adapter for each of `sizes`, from numbers of the dtype `given`."""
-    outputs, width = sum(sizes) + 1, sum(sizes) + 1 + rank * len(sizes) + 3
-    wide = wide_dtype(dtype)
-    d_downs, d_ups = torch.ones(len(sizes) * rank, inputs, dtype=wide), torch.ones(sum(sizes), rank, dtype=wide)
-    members, start = [], 1  # the first column is nobody's
-    for number, size in enumerate(sizes):
-        one = Member(f"m{number}", start, size, number * rank)
-        one.d_down_RK, one.d_up_NR = d_downs[number * rank :][:rank], d_ups[start - 1 :][:size]
-        one.scaled_up_RN = randn(rank, size, dtype=given).to(dtype)
-        members.append(one)
-        start += size
-    weight, bias = torch.zeros(width, inputs, dtype=dtype), randn(outputs, dtype=given).to(dtype)
-    group = Group(weight, bias, outputs, tuple(members), d_downs)
+    group = group_of(inputs, sizes, rank, 3, given, dtype, first=1)
+    outputs, width = group.outputs, group.width
     y, dy = randn(rows, width, dtype=given).to(dtype), randn(rows, width + 2, dtype=given).to(dtype)[:, :width]
     ops.up_gradient(dy, y[:, outputs:], group, 0.5)
     ops.down_gradient(dy[:, outputs:], randn(rows, inputs, dtype=given).to(dtype), group, 0.5)
     ops.adapt(y, group, adapter=True)
     ops.adapt_backward(dy, group)
-    return [d_ups, d_downs, y, dy]
+    return [*(member.d_up_NR for member in group.adapted), group.d_downs_RK, y, dy]
+
+
+def group_of(
+    inputs: int,
+    sizes: Sequence[int],
+    rank: int,
+    padding: int,
+    given: torch.dtype,
+    dtype: torch.dtype,
+    *,
+    first: int = 0,
+) -> Group:
+    """A matrix of numbers of the dtype `given`, with an adapter for each of `sizes`; `first` columns are nobody's."""
+    outputs, wide = first + sum(sizes), wide_dtype(dtype)
+    d_downs_RK, members, start = torch.ones(len(sizes) * rank, inputs, dtype=wide), [], first
+    for number, size in enumerate(sizes):
+        one = Member(f"m{number}", start, size, number * rank)
+        one.d_down_RK, one.d_up_NR = d_downs_RK[number * rank :][:rank], torch.ones(size, rank, dtype=wide)
+        one.scaled_up_RN = randn(rank, size, dtype=given).to(dtype)
+        members.append(one)
+        start += size
+    weight_NRK = randn(outputs + len(d_downs_RK) + padding, inputs, dtype=given).to(dtype) / inputs**0.5
+    weight_NRK[outputs + len(d_downs_RK) :] = 0
+    return Group(weight_NRK, randn(outputs, dtype=given).to(dtype), outputs, tuple(members), d_downs_RK)
 
 
 @each_dtype
@@ -178,7 +192,7 @@ def test_thin_products(rows: int, inputs: int, sizes: list[int], rank: int, dtyp
     """Against the plain forms in fp64 on the same numbers. Gradients are summed in fp32: to its rounding."""
     found = thin_products(Ops(dtype), rows, inputs, sizes, rank, dtype, dtype)
     expected = thin_products(Ops(), rows, inputs, sizes, rank, dtype, torch.float64)
-    for one, other, precision in zip(found, expected, [torch.float32] * 2 + [dtype] * 2, strict=True):
+    for one, other, precision in zip(found, expected, [torch.float32] * (len(sizes) + 1) + [dtype] * 2, strict=True):
         assert_same(one, other, precision)
 
 
@@ -224,20 +238,7 @@ def test_rows_that_are_not_whole_in_memory_are_refused() -> None:
 @pytest.mark.parametrize(("rows", "inputs", "sizes", "rank"), [(37, 70, (33, 21), 5), (9, 4100, (64, 16, 16), 8)])
 def test_projecting_in_one_pass(rows: int, inputs: int, sizes: tuple[int, ...], rank: int, dtype: torch.dtype) -> None:
     """Bias and adapters in the sums of the product, members that begin within a panel."""
-    outputs, starts = sum(sizes), [sum(sizes[:place]) for place in range(len(sizes))]
-    members = tuple(
-        Member(
-            f"m{place}", start, size, place * rank,
-            d_down_RK=torch.empty(rank, inputs), d_up_NR=torch.empty(size, rank),
-            scaled_up_RN=randn(rank, size, dtype=dtype),
-        )
-        for place, (start, size) in enumerate(zip(starts, sizes, strict=True))
-    )  # fmt: skip
-    weight = randn(outputs + 32, inputs, dtype=dtype) / inputs**0.5
-    weight[outputs + rank * len(sizes) :] = 0
-    downs = torch.empty(rank * len(sizes), inputs)
-    group = Group(weight, randn(outputs, dtype=dtype), outputs, members, downs)
-    results = []
+    group, results = group_of(inputs, sizes, rank, 32 - rank * len(sizes), dtype, dtype), []
     for ops in (Ops(dtype, multiply=by_native), Ops(dtype), Ops()):
         y = torch.full((rows, group.width), 9.0, dtype=dtype)
         ops.project(randn(rows, inputs, dtype=dtype), group, y)
@@ -285,9 +286,8 @@ def test_a_library_that_is_there_needs_no_compiler(
         assert Path(str(build.library("float32"))).parent == fresh_build
 
 
-def test_a_disk_that_runs_no_programs_is_said(
-    fresh_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("fresh_build")
+def test_a_disk_that_runs_no_programs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> None:
         raise OSError(f"{path}: failed to map segment from shared object")
 

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from train.worker.models import documents, each_family, random_adapter, write_model
+from train.worker.models import CPU, documents, each_family, load_any, random_adapter, write_model
 from train.worker.over_read import AmxProducts
 
 from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
 from hivetune.train.worker.model import memory
-from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.memory import TILE, left_factor, padded_zeros
 
-CPU = torch.device("cpu")
 PATHS: list[dict[str, Any]] = [
     {"kernels": "torch", "products": "torch"},
     {"kernels": "torch", "products": "torch", "attention": "eager", "recompute": 2},
@@ -64,15 +62,14 @@ def test_only_slices_are_copied() -> None:
 
 def step(folder: Path, choices: dict[str, Any], dtype: torch.dtype, dropout: float) -> list[Tensor]:
     """Of a large micro-batch, then of a smaller one in the same buffers."""
-    lora = LoraConfig(r=5, alpha=15, dropout=dropout)
-    model = load_model(folder, lora, method="lora", dtype=dtype, device=CPU, choices=Choices(**choices))
+    model = load_any(folder, dtype, LoraConfig(r=5, alpha=15, dropout=dropout), Choices(**choices))
     random_adapter(model)
     found = []
     for rows in (documents(), documents()[:4]):
         torch.manual_seed(len(rows))
         model.grad_N.zero_()
         found += [model.backward(rows, 1.0).clone(), model.grad_N.clone(), model.nll(rows)]
-    return [*found, model.logits(documents()[0].tokens_L.tolist())]
+    return [*found, model.nll(documents()[:1], adapter=False)]
 
 
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])

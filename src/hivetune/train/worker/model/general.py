@@ -45,7 +45,7 @@ BLOCK = 64
 CAPPED = "hivetune_capped"
 
 
-class Switch:
+class AdapterState:
     """The state that all adapters of a model share: whether they apply, and whether dropout does.
 
     Ranks are padded with zeros to a multiple of `rank_multiple`: no factor may be narrower than a card's tile.
@@ -67,19 +67,19 @@ class Switch:
 class LoraLinear(nn.Module):
     """A frozen linear module plus scale * B A of its input, the small products in the input's dtype."""
 
-    def __init__(self, base: nn.Module, a_RI: nn.Parameter, b_OR: nn.Parameter, switch: Switch):
+    def __init__(self, base: nn.Module, a_RI: nn.Parameter, b_OR: nn.Parameter, state: AdapterState):
         super().__init__()
         self.base = base
-        self.a_RI, self.b_OR, self.switch = a_RI, b_OR, switch
+        self.a_RI, self.b_OR, self.state = a_RI, b_OR, state
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
-        if not self.switch.on:
+        if not self.state.on:
             return y
-        dropped = F.dropout(x, self.switch.dropout, training=self.switch.training)
-        missing = -len(self.a_RI) % self.switch.rank_multiple
+        dropped = F.dropout(x, self.state.dropout, training=self.state.training)
+        missing = -len(self.a_RI) % self.state.rank_multiple
         a_RI = F.pad(self.a_RI, (0, 0, 0, missing)).to(x.dtype)
-        b_OR = F.pad(self.b_OR * self.switch.scale, (0, missing)).to(x.dtype)
+        b_OR = F.pad(self.b_OR * self.state.scale, (0, missing)).to(x.dtype)
         return y + F.linear(F.linear(dropped, a_RI), b_OR).to(y.dtype)
 
     @property
@@ -114,7 +114,7 @@ class GeneralModel:
         self.adapted = find_linears(module, lora)
         self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=wide_dtype(self.dtype), device=self.device)
         self.grad_N = torch.zeros_like(self.master_N)
-        self.switch = Switch(lora, TILE if self.device.type in PADDED_DEVICES else 1)
+        self.adapter_state = AdapterState(lora, TILE if self.device.type in PADDED_DEVICES else 1)
         self._place_adapters()
         _recompute_layers(module, choices.recompute or 0)
         self._chunked = _head_is_plain(module)
@@ -126,7 +126,7 @@ class GeneralModel:
         return total
 
     def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
-        with self.switch.set(training=True):
+        with self.adapter_state.set(training=True):
             nll_M, owner_M = self._nll(documents)
             weight_B = torch.tensor([document.weight for document in documents], dtype=nll_M.dtype, device=self.device)
             nll = (nll_M * weight_B[owner_M]).sum()
@@ -137,18 +137,11 @@ class GeneralModel:
     @torch.no_grad()
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
-        with self.switch.set(on=adapter):
+        with self.adapter_state.set(on=adapter):
             for batch in self.micro_batches(documents):
                 nll_M, owner_M = self._nll([documents[i] for i in batch])
                 sums_B.index_add_(0, torch.tensor(batch, device=self.device)[owner_M], nll_M.to(sums_B.dtype))
         return sums_B
-
-    @torch.no_grad()
-    def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
-        ids = torch.tensor([list(tokens)], device=self.device)
-        with self.switch.set(on=adapter):
-            logits_LV: Tensor = self.module(input_ids=ids, use_cache=False).logits[0]
-        return logits_LV
 
     def _nll(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor]:
         """Return nll [M] of every trained token of one padded micro-batch, and which document [M] it belongs to."""
@@ -201,7 +194,7 @@ class GeneralModel:
             a.grad, b.grad = (grads[name] for name in names)  # autograd adds to a gradient that exists
             parent, _, child = linear.name.rpartition(".")
             holder = self.module.get_submodule(parent)
-            setattr(holder, child, LoraLinear(getattr(holder, child), a, b, self.switch))
+            setattr(holder, child, LoraLinear(getattr(holder, child), a, b, self.adapter_state))
 
 
 def load_general(
@@ -260,7 +253,14 @@ def load_module(
         # whole blocks only. It has no dropout that training mode would switch on.
         for name, child in module.named_modules():
             if isinstance(child, Linear4bit):
-                _check_blocks(name, child.in_features, device)
+                # bitsandbytes 0.50 packs 64 values after another to a block, and on a processor unpacks as if each row
+                # began one: rows of 48 columns came back with the scales of other rows.
+                if device.type == "cpu" and child.in_features % BLOCK:
+                    raise UsageError(
+                        f"method: qlora: {name} has {child.in_features} inputs; on a CPU, bitsandbytes needs a "
+                        f"multiple of {BLOCK}",
+                        hint="set method: lora, or train on a card",
+                    )
                 child.train()
     return module
 
@@ -280,17 +280,6 @@ def _capped_attention(module: nn.Module, query: Tensor, *others: Any, **options:
 
 AttentionInterface.register(CAPPED, _capped_attention)
 AttentionMaskInterface.register(CAPPED, eager_mask)
-
-
-def _check_blocks(name: str, columns: int, device: torch.device) -> None:
-    """Raise UsageError for a width that bitsandbytes unpacks wrongly on a processor."""
-    # bitsandbytes 0.50 packs 64 values after another to a block, and on a processor unpacks as if each row began one:
-    # rows of 48 columns came back with the scales of other rows.
-    if device.type == "cpu" and columns % BLOCK:
-        raise UsageError(
-            f"method: qlora: {name} has {columns} inputs; on a CPU, bitsandbytes needs a multiple of {BLOCK}",
-            hint="set method: lora, or train on a card",
-        )
 
 
 def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:

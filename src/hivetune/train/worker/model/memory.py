@@ -119,7 +119,3 @@ class Workspace:
             buffer = self._buffers[name] = memory_for(needed, self.device)
         view = self._views[name] = buffer[:size].view(dtype).view(shape)
         return poison(view)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(buffer.numel() for buffer in self._buffers.values())

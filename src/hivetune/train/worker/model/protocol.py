@@ -73,10 +73,6 @@ class LoraModel(Protocol):
         """Return float [len(documents)]: the sum over the trained tokens of each; `adapter` False: of the base."""
         ...
 
-    def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
-        """Return [len(tokens), V] of one document, in the dtype of the model; `adapter` False: of the base model."""
-        ...
-
 
 _Part = TypeVar("_Part")
 

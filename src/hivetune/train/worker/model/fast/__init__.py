@@ -9,7 +9,7 @@ Read it in this order:
     layer.py       forward and backward of a layer, by hand
     ops.py         the operations between buffers, in plain torch or by the kernels, and which of both computes
     attention.py   attention, by both
-    backend.py     the kernels in C++ (kernels/) by their Python names
+    backend.py     the kernels in C++ (kernels/) by their Python names; build.py compiles them
 
 docs/engine.md explains why it is built so.
 """

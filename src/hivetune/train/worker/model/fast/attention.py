@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hivetune.train.plan.layout import Layout
+from hivetune.train.plan.layout import Layout, rounded_up
 from hivetune.train.worker.model.fast.backend import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -99,8 +99,7 @@ class NativeAttention:
     ) -> None:
         sums = None
         if self.parts > 1:
-            width = -(-self._spec.head_dim // LANES) * LANES
-            shape = self.parts, self._spec.heads, len(qkv_TW), width
+            shape = self.parts, self._spec.heads, len(qkv_TW), rounded_up(self._spec.head_dim, LANES)
             sums = self._workspace.take("attention_sums", *shape, dtype=torch.float32)
         shape_and_layout = self._shape(qkv_TW, window), self._layout
         self._backward(*shape_and_layout, dout_TN, qkv_TW, out_TN, lse_TH, dqkv_TW, sums, self.parts)
@@ -206,7 +205,7 @@ def segment_tables(layout: Layout) -> tuple[Tensor, ...]:
     classes: dict[tuple[int, int], list[int]] = {}
     for number, segment in enumerate(layout.segments):
         sizes = segment.size, segment.depth + segment.size
-        queries, keys = (-(-size // SIZE_STEP) * SIZE_STEP for size in sizes)
+        queries, keys = (rounded_up(size, SIZE_STEP) for size in sizes)
         classes.setdefault((queries, keys), []).append(number)
     return tuple(table for like in sorted(classes) for table in _class_tables(layout, classes[like], *like))
 

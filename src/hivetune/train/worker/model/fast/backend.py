@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.kernels.build import library
+from hivetune.train.worker.model.fast.build import library
 from hivetune.train.worker.model.fast.weights import Group
 
 ROWS = 512  # oneDNN's float32 product takes this many rows at a time

@@ -82,7 +82,7 @@ class Saved:
 
 
 @dataclass
-class Walk:
+class LayerContext:
     """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass."""
 
     spec: ModelSpec
@@ -112,41 +112,41 @@ class Walk:
         return self.drop if self.drop is None or rows_R is None or not self.is_last(index) else self.drop.of(rows_R)
 
 
-def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Saved:
+def forward_layer(ctx: LayerContext, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Saved:
     """Compute a layer, whose output is `saved.mid_SD + saved.delta_SD`. `slot` names its buffers."""
-    spec, layer = walk.spec, walk.weights.layers[index]
+    spec, layer = ctx.spec, ctx.weights.layers[index]
     tokens = len(x_TD)
     # The input is kept under the layer's own name, whatever the slot, so that a recompute finds it.
     saved_x_TD = (
-        x_TD if delta_TD is None else walk.buffer(f"x.{index if walk.keep else slot}", tokens, spec.hidden, wide=True)
+        x_TD if delta_TD is None else ctx.buffer(f"x.{index if ctx.keep else slot}", tokens, spec.hidden, wide=True)
     )
-    y_TD, rstd_T = walk.buffer("y", tokens, spec.hidden), walk.buffer(f"rstd.{slot}", tokens, wide=True)
-    enter(walk, layer.norms_D.get("input"), x_TD, delta_TD, saved_x_TD, y_TD, rstd_T)
-    qkv_TW = walk.buffer(f"qkv.{slot}", tokens, layer.qkv.width)
-    project(walk.ops, layer.qkv, y_TD, qkv_TW, walk.drop, adapter=walk.adapter)
-    inner = turn(walk, index, qkv_TW, slot)
-    out_TN = walk.buffer(f"out.{slot}", tokens, spec.q_width)
-    lse_TH = walk.buffer(f"lse.{slot}", tokens, spec.heads, wide=True)
-    walk.attention.forward(qkv_TW, out_TN, lse_TH, spec.layers[index].window)
-    x_SD, out_SN = _select(walk, index, saved_x_TD, out_TN)
-    rows, drop = len(x_SD), walk.drop_of(index)
-    o_SW = walk.buffer("o", rows, layer.o.width)
-    project(walk.ops, layer.o, out_SN, o_SW, drop, adapter=walk.adapter)
-    s_o_SR = _keep_ranks(walk, f"s_o.{slot}", layer.o, o_SW)  # the next layer writes over "o"
-    delta_SD = sandwich(walk, index, "after_attention", o_SW, inner, slot)
+    y_TD, rstd_T = ctx.buffer("y", tokens, spec.hidden), ctx.buffer(f"rstd.{slot}", tokens, wide=True)
+    enter(ctx, layer.norms_D.get("input"), x_TD, delta_TD, saved_x_TD, y_TD, rstd_T)
+    qkv_TW = ctx.buffer(f"qkv.{slot}", tokens, layer.qkv.width)
+    project(ctx.ops, layer.qkv, y_TD, qkv_TW, ctx.drop, adapter=ctx.adapter)
+    inner = turn(ctx, index, qkv_TW, slot)
+    out_TN = ctx.buffer(f"out.{slot}", tokens, spec.q_width)
+    lse_TH = ctx.buffer(f"lse.{slot}", tokens, spec.heads, wide=True)
+    ctx.attention.forward(qkv_TW, out_TN, lse_TH, spec.layers[index].window)
+    x_SD, out_SN = _select(ctx, index, saved_x_TD, out_TN)
+    rows, drop = len(x_SD), ctx.drop_of(index)
+    o_SW = ctx.buffer("o", rows, layer.o.width)
+    project(ctx.ops, layer.o, out_SN, o_SW, drop, adapter=ctx.adapter)
+    s_o_SR = _keep_ranks(ctx, f"s_o.{slot}", layer.o, o_SW)  # the next layer writes over "o"
+    delta_SD = sandwich(ctx, index, "after_attention", o_SW, inner, slot)
     mid_SD, rstd_mid_S = (
-        walk.buffer(f"mid.{slot}", rows, spec.hidden, wide=True),
-        walk.buffer(f"rstd_mid.{slot}", rows, wide=True),
+        ctx.buffer(f"mid.{slot}", rows, spec.hidden, wide=True),
+        ctx.buffer(f"rstd_mid.{slot}", rows, wide=True),
     )
-    y_SD = walk.buffer("y", rows, spec.hidden)  # qkv has read the first norm's output: the buffer is free
-    enter(walk, layer.norms_D.get("mlp"), x_SD, delta_SD, mid_SD, y_SD, rstd_mid_S)
-    gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, layer.gate_up.width)
-    project(walk.ops, layer.gate_up, y_SD, gate_up_SW, drop, adapter=walk.adapter)
-    h_SF = walk.buffer("h", rows, layer.down.inputs)
-    walk.ops.glu(gate_up_SW[:, : layer.gate_up.outputs], h_SF, spec.gelu)
-    down_SW = walk.buffer("down", rows, layer.down.width)
-    project(walk.ops, layer.down, h_SF, down_SW, drop, adapter=walk.adapter)
-    s_down_SR = _keep_ranks(walk, f"s_down.{slot}", layer.down, down_SW)
+    y_SD = ctx.buffer("y", rows, spec.hidden)  # qkv has read the first norm's output: the buffer is free
+    enter(ctx, layer.norms_D.get("mlp"), x_SD, delta_SD, mid_SD, y_SD, rstd_mid_S)
+    gate_up_SW = ctx.buffer(f"gate_up.{slot}", rows, layer.gate_up.width)
+    project(ctx.ops, layer.gate_up, y_SD, gate_up_SW, drop, adapter=ctx.adapter)
+    h_SF = ctx.buffer("h", rows, layer.down.inputs)
+    ctx.ops.glu(gate_up_SW[:, : layer.gate_up.outputs], h_SF, spec.gelu)
+    down_SW = ctx.buffer("down", rows, layer.down.width)
+    project(ctx.ops, layer.down, h_SF, down_SW, drop, adapter=ctx.adapter)
+    s_down_SR = _keep_ranks(ctx, f"s_down.{slot}", layer.down, down_SW)
     return Saved(
         x_TD=saved_x_TD,
         rstd_T=rstd_T,
@@ -158,107 +158,107 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
         rstd_mid_S=rstd_mid_S,
         gate_up_SW=gate_up_SW,
         s_down_SR=s_down_SR,
-        delta_SD=sandwich(walk, index, "after_mlp", down_SW, inner, slot),
+        delta_SD=sandwich(ctx, index, "after_mlp", down_SW, inner, slot),
         inner=inner,
     )
 
 
-def backward_layer(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> Tensor | None:
+def backward_layer(ctx: LayerContext, index: int, saved: Saved, dx_SD: Tensor) -> Tensor | None:
     """Return the gradient of the layer's input from its output's, and add the adapters' gradients. None for layer 0.
 
     `dx_SD` (wide) is written over: the residual gradient passes through it.
     """
-    _backward_mlp(walk, index, saved, dx_SD)
-    spec, layer = walk.spec, walk.weights.layers[index]
-    dout_SN, dx_TD = _backward_o(walk, index, saved, dx_SD)
+    _backward_mlp(ctx, index, saved, dx_SD)
+    spec, layer = ctx.spec, ctx.weights.layers[index]
+    dout_SN, dx_TD = _backward_o(ctx, index, saved, dx_SD)
     if index == 0 and not layer.qkv.adapted:
         return None  # nothing below learns: attention's backward, its most expensive part, is left out
     tokens = len(saved.x_TD)
-    dqkv_TW = walk.buffer("dqkv", tokens, layer.qkv.width)
-    walk.attention.backward(dout_SN, saved.qkv_TW, saved.out_TN, saved.lse_TH, dqkv_TW, spec.layers[index].window)
-    norm_and_rotate_backward(walk, index, dqkv_TW, saved)
-    walk.ops.adapt_backward(dqkv_TW, layer.qkv)
-    walk.ops.up_gradient(dqkv_TW, saved.qkv_TW[:, layer.qkv.outputs :], layer.qkv, walk.up_scale)
-    y_TD, dy_TD = walk.buffer("y", tokens, spec.hidden), walk.buffer("dy", tokens, spec.hidden)
+    dqkv_TW = ctx.buffer("dqkv", tokens, layer.qkv.width)
+    ctx.attention.backward(dout_SN, saved.qkv_TW, saved.out_TN, saved.lse_TH, dqkv_TW, spec.layers[index].window)
+    norm_and_rotate_backward(ctx, index, dqkv_TW, saved)
+    ctx.ops.adapt_backward(dqkv_TW, layer.qkv)
+    ctx.ops.up_gradient(dqkv_TW, saved.qkv_TW[:, layer.qkv.outputs :], layer.qkv, ctx.up_scale)
+    y_TD, dy_TD = ctx.buffer("y", tokens, spec.hidden), ctx.buffer("dy", tokens, spec.hidden)
     if index == 0:
         # Only dA is wanted, so the norm's output is recomputed alone, without the gradient of its input.
-        enter(walk, layer.norms_D.get("input"), saved.x_TD, None, saved.x_TD, y_TD, saved.rstd_T)
-        down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, walk.drop)
+        enter(ctx, layer.norms_D.get("input"), saved.x_TD, None, saved.x_TD, y_TD, saved.rstd_T)
+        down_gradient(ctx.ops, layer.qkv, dqkv_TW, y_TD, ctx.scale, ctx.drop)
         return None
-    input_gradient(walk.ops, layer.qkv, dqkv_TW, dy_TD, walk.drop)
-    enter_backward(walk, layer.norms_D.get("input"), dy_TD, saved.x_TD, saved.rstd_T, dx_TD, y_TD)
-    down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, walk.drop)
+    input_gradient(ctx.ops, layer.qkv, dqkv_TW, dy_TD, ctx.drop)
+    enter_backward(ctx, layer.norms_D.get("input"), dy_TD, saved.x_TD, saved.rstd_T, dx_TD, y_TD)
+    down_gradient(ctx.ops, layer.qkv, dqkv_TW, y_TD, ctx.scale, ctx.drop)
     return dx_TD
 
 
-def _backward_mlp(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> None:
+def _backward_mlp(ctx: LayerContext, index: int, saved: Saved, dx_SD: Tensor) -> None:
     """Turn `dx_SD`, the gradient of the layer's output, into that of the stream after attention, in place."""
     # Order matters: each down_gradient (dA) reads the product's input, which the line before it has recomputed into
     # "h" or "y".
-    spec, layer, ops, rows = walk.spec, walk.weights.layers[index], walk.ops, len(dx_SD)
-    drop = walk.drop_of(index)
-    dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
-    ddown_SW = walk.buffer("ddown", rows, layer.down.width)
-    sandwich_backward(walk, index, "after_mlp", dx_SD, saved, ddown_SW)
+    spec, layer, ops, rows = ctx.spec, ctx.weights.layers[index], ctx.ops, len(dx_SD)
+    drop = ctx.drop_of(index)
+    dy_SD, y_SD = ctx.buffer("dy", rows, spec.hidden), ctx.buffer("y", rows, spec.hidden)
+    ddown_SW = ctx.buffer("ddown", rows, layer.down.width)
+    sandwich_backward(ctx, index, "after_mlp", dx_SD, saved, ddown_SW)
     ops.adapt_backward(ddown_SW, layer.down)
-    ops.up_gradient(ddown_SW, saved.s_down_SR, layer.down, walk.up_scale)
-    dh_SF = walk.buffer("dh", rows, layer.down.inputs)
+    ops.up_gradient(ddown_SW, saved.s_down_SR, layer.down, ctx.up_scale)
+    dh_SF = ctx.buffer("dh", rows, layer.down.inputs)
     input_gradient(ops, layer.down, ddown_SW, dh_SF, drop)
-    dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, layer.gate_up.width), walk.buffer("h", rows, layer.down.inputs)
+    dgate_up_SW, h_SF = ctx.buffer("dgate_up", rows, layer.gate_up.width), ctx.buffer("h", rows, layer.down.inputs)
     pair = slice(0, layer.gate_up.outputs)
     ops.glu_backward(dh_SF, saved.gate_up_SW[:, pair], dgate_up_SW[:, pair], h_SF, spec.gelu)
-    down_gradient(ops, layer.down, ddown_SW, h_SF, walk.scale, drop)
+    down_gradient(ops, layer.down, ddown_SW, h_SF, ctx.scale, drop)
     ops.adapt_backward(dgate_up_SW, layer.gate_up)
-    ops.up_gradient(dgate_up_SW, saved.gate_up_SW[:, layer.gate_up.outputs :], layer.gate_up, walk.up_scale)
+    ops.up_gradient(dgate_up_SW, saved.gate_up_SW[:, layer.gate_up.outputs :], layer.gate_up, ctx.up_scale)
     input_gradient(ops, layer.gate_up, dgate_up_SW, dy_SD, drop)
-    enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, saved.mid_SD, saved.rstd_mid_S, dx_SD, y_SD)
-    down_gradient(ops, layer.gate_up, dgate_up_SW, y_SD, walk.scale, drop)
+    enter_backward(ctx, layer.norms_D.get("mlp"), dy_SD, saved.mid_SD, saved.rstd_mid_S, dx_SD, y_SD)
+    down_gradient(ops, layer.gate_up, dgate_up_SW, y_SD, ctx.scale, drop)
 
 
-def _backward_o(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> tuple[Tensor, Tensor]:
+def _backward_o(ctx: LayerContext, index: int, saved: Saved, dx_SD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of attention's output and of the stream, both for all T rows."""
-    spec, layer, ops = walk.spec, walk.weights.layers[index], walk.ops
+    spec, layer, ops = ctx.spec, ctx.weights.layers[index], ctx.ops
     rows = len(dx_SD)
-    do_SW = walk.buffer("do", rows, layer.o.width)
-    sandwich_backward(walk, index, "after_attention", dx_SD, saved, do_SW)
+    do_SW = ctx.buffer("do", rows, layer.o.width)
+    sandwich_backward(ctx, index, "after_attention", dx_SD, saved, do_SW)
     ops.adapt_backward(do_SW, layer.o)
-    ops.up_gradient(do_SW, saved.s_o_SR, layer.o, walk.up_scale)
-    dout_SN = walk.buffer("dout", rows, spec.q_width)
-    drop = walk.drop_of(index)
+    ops.up_gradient(do_SW, saved.s_o_SR, layer.o, ctx.up_scale)
+    dout_SN = ctx.buffer("dout", rows, spec.q_width)
+    drop = ctx.drop_of(index)
     input_gradient(ops, layer.o, do_SW, dout_SN, drop)
     # The last layer's o saw the selected rows only; the others' gradient of attention's output is 0.
-    picked = walk.is_last(index) and walk.batch.rows_R is not None
-    down_gradient(ops, layer.o, do_SW, _rows_of(walk, saved.out_TN) if picked else saved.out_TN, walk.scale, drop)
+    picked = ctx.is_last(index) and ctx.batch.rows_R is not None
+    down_gradient(ops, layer.o, do_SW, _rows_of(ctx, saved.out_TN) if picked else saved.out_TN, ctx.scale, drop)
     if not picked:
         return dout_SN, dx_SD
     tokens = len(saved.x_TD)
-    dout_TN = walk.buffer("dout_all", tokens, spec.q_width).zero_()
-    dx_TD = walk.buffer("dx_all", tokens, spec.hidden, wide=True).zero_()
-    dout_TN[walk.batch.rows_R] = dout_SN
-    dx_TD[walk.batch.rows_R] = dx_SD
+    dout_TN = ctx.buffer("dout_all", tokens, spec.q_width).zero_()
+    dx_TD = ctx.buffer("dx_all", tokens, spec.hidden, wide=True).zero_()
+    dout_TN[ctx.batch.rows_R] = dout_SN
+    dx_TD[ctx.batch.rows_R] = dx_SD
     return dout_TN, dx_TD
 
 
-def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
+def _select(ctx: LayerContext, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
     """Return stream and attention's output at the needed rows: in the last layer the rows that predict a token."""
     # Keys and values are needed everywhere, the rest is not: in a chat with short answers most rows end here.
-    rows_R = walk.batch.rows_R
-    if not walk.is_last(index) or rows_R is None:
+    rows_R = ctx.batch.rows_R
+    if not ctx.is_last(index) or rows_R is None:
         return x_TD, out_TN
-    x_RD = walk.buffer("x_rows", len(rows_R), x_TD.shape[1], wide=True)
-    return torch.index_select(x_TD, 0, rows_R, out=x_RD), _rows_of(walk, out_TN)
+    x_RD = ctx.buffer("x_rows", len(rows_R), x_TD.shape[1], wide=True)
+    return torch.index_select(x_TD, 0, rows_R, out=x_RD), _rows_of(ctx, out_TN)
 
 
-def _rows_of(walk: Walk, out_TN: Tensor) -> Tensor:
+def _rows_of(ctx: LayerContext, out_TN: Tensor) -> Tensor:
     """Return attention's output at the rows that predict something."""
-    rows_R = walk.batch.rows_R
+    rows_R = ctx.batch.rows_R
     assert rows_R is not None
-    return torch.index_select(out_TN, 0, rows_R, out=walk.buffer("out_rows", len(rows_R), out_TN.shape[1]))
+    return torch.index_select(out_TN, 0, rows_R, out=ctx.buffer("out_rows", len(rows_R), out_TN.shape[1]))
 
 
-def _keep_ranks(walk: Walk, name: str, group: Group, y_SW: Tensor) -> Tensor:
+def _keep_ranks(ctx: LayerContext, name: str, group: Group, y_SW: Tensor) -> Tensor:
     """Copy S = x A^T out of a buffer that is about to be used again."""
-    s_SR = walk.buffer(name, len(y_SW), group.width - group.outputs)
+    s_SR = ctx.buffer(name, len(y_SW), group.width - group.outputs)
     s_SR.copy_(y_SW[:, group.outputs :])
     return s_SR
 
@@ -267,7 +267,7 @@ def _keep_ranks(walk: Walk, name: str, group: Group, y_SW: Tensor) -> Tensor:
 
 
 def enter(
-    walk: Walk,
+    ctx: LayerContext,
     w_D: Tensor | None,
     x_TD: Tensor,
     delta_TD: Tensor | None,
@@ -278,7 +278,7 @@ def enter(
     """Write the stream, and its norm, which attention or the MLP reads; without a norm the stream itself."""
     # OLMo 2 norms what attention and the MLP return instead (`sandwich`).
     if w_D is not None:
-        walk.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, walk.spec.eps, y_TD, rstd_T)
+        ctx.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, ctx.spec.eps, y_TD, rstd_T)
         return
     if delta_TD is not None:
         torch.add(x_TD, delta_TD, out=sum_TD)
@@ -286,39 +286,39 @@ def enter(
 
 
 def enter_backward(
-    walk: Walk, w_D: Tensor | None, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, dx_TD: Tensor, y_TD: Tensor
+    ctx: LayerContext, w_D: Tensor | None, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, dx_TD: Tensor, y_TD: Tensor
 ) -> None:
     """Add the gradient of `enter` to the stream's, and recompute what attention or the MLP read."""
     if w_D is not None:
-        walk.ops.norm_backward(dy_TD, x_TD, rstd_T, w_D, dx_TD, y_TD)
+        ctx.ops.norm_backward(dy_TD, x_TD, rstd_T, w_D, dx_TD, y_TD)
         return
     dx_TD.add_(dy_TD)
     y_TD.copy_(x_TD)
 
 
-def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[Tensor, Tensor]]:
+def turn(ctx: LayerContext, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[Tensor, Tensor]]:
     """Norm the heads of q and k where the model does so, then rotate them, in place. Return the norms' inputs."""
     inner = {}
-    for name, part_TN in _normed_parts(walk.spec, qkv_TW):
-        size = part_TN.shape[1] if walk.spec.family.wide_norms else walk.spec.head_dim
-        inner[name], normed_TN = _inner_norm(walk, index, name, part_TN, size, slot)
+    for name, part_TN in _normed_parts(ctx.spec, qkv_TW):
+        size = part_TN.shape[1] if ctx.spec.family.wide_norms else ctx.spec.head_dim
+        inner[name], normed_TN = _inner_norm(ctx, index, name, part_TN, size, slot)
         part_TN.copy_(normed_TN)
-    _rotate(walk, index, qkv_TW, inverse=False)
+    _rotate(ctx, index, qkv_TW, inverse=False)
     return inner
 
 
-def norm_and_rotate_backward(walk: Walk, index: int, dqkv_TW: Tensor, saved: Saved) -> None:
+def norm_and_rotate_backward(ctx: LayerContext, index: int, dqkv_TW: Tensor, saved: Saved) -> None:
     """Rotate gradients back, then go back through the norms of the heads, in place."""
-    _rotate(walk, index, dqkv_TW, inverse=True)
-    for name, part_TN in _normed_parts(walk.spec, dqkv_TW):
-        part_TN.copy_(_inner_norm_backward(walk, index, name, part_TN, saved))
+    _rotate(ctx, index, dqkv_TW, inverse=True)
+    for name, part_TN in _normed_parts(ctx.spec, dqkv_TW):
+        part_TN.copy_(_inner_norm_backward(ctx, index, name, part_TN, saved))
 
 
-def _rotate(walk: Walk, index: int, qkv_TW: Tensor, *, inverse: bool) -> None:
-    spec, rope = walk.spec, walk.spec.layers[index].rope
+def _rotate(ctx: LayerContext, index: int, qkv_TW: Tensor, *, inverse: bool) -> None:
+    spec, rope = ctx.spec, ctx.spec.layers[index].rope
     if rope is not None:
-        cos_TH, sin_TH = walk.batch.angles[2 * rope : 2 * rope + 2]
-        walk.ops.rope(qkv_TW[:, : spec.q_width + spec.kv_width], cos_TH, sin_TH, spec.head_dim, inverse=inverse)
+        cos_TH, sin_TH = ctx.batch.angles[2 * rope : 2 * rope + 2]
+        ctx.ops.rope(qkv_TW[:, : spec.q_width + spec.kv_width], cos_TH, sin_TH, spec.head_dim, inverse=inverse)
 
 
 def _normed_parts(spec: ModelSpec, qkv_TW: Tensor) -> list[tuple[str, Tensor]]:
@@ -330,49 +330,49 @@ def _normed_parts(spec: ModelSpec, qkv_TW: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def sandwich(
-    walk: Walk, index: int, name: str, y_SW: Tensor, inner: dict[str, tuple[Tensor, Tensor]], slot: str
+    ctx: LayerContext, index: int, name: str, y_SW: Tensor, inner: dict[str, tuple[Tensor, Tensor]], slot: str
 ) -> Tensor:
     """Return the delta of the stream: the product's output without rank columns.
 
     It is normed again in Gemma 2 and 3, and multiplied in Granite.
     """
-    delta_SD = y_SW[:, : walk.spec.hidden]
-    if walk.spec.delta_scale != 1.0:
-        delta_SD.mul_(walk.spec.delta_scale)
-    if name not in walk.spec.family.norms:
+    delta_SD = y_SW[:, : ctx.spec.hidden]
+    if ctx.spec.delta_scale != 1.0:
+        delta_SD.mul_(ctx.spec.delta_scale)
+    if name not in ctx.spec.family.norms:
         return delta_SD
-    inner[name], normed_SD = _inner_norm(walk, index, name, delta_SD, walk.spec.hidden, slot)
+    inner[name], normed_SD = _inner_norm(ctx, index, name, delta_SD, ctx.spec.hidden, slot)
     return normed_SD
 
 
-def sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, saved: Saved, dy_SW: Tensor) -> None:
+def sandwich_backward(ctx: LayerContext, index: int, name: str, dx_SD: Tensor, saved: Saved, dy_SW: Tensor) -> None:
     """Write the gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
-    dy_SD = dy_SW[:, : walk.spec.hidden]
-    if walk.spec.delta_scale == 1.0:
+    dy_SD = dy_SW[:, : ctx.spec.hidden]
+    if ctx.spec.delta_scale == 1.0:
         dy_SD.copy_(dx_SD)  # which torch rounds four times as fast as a product
     else:
-        torch.mul(dx_SD, walk.spec.delta_scale, out=dy_SD)
-    if name in walk.spec.family.norms:
-        dy_SD.copy_(_inner_norm_backward(walk, index, name, dy_SD, saved))
+        torch.mul(dx_SD, ctx.spec.delta_scale, out=dy_SD)
+    if name in ctx.spec.family.norms:
+        dy_SD.copy_(_inner_norm_backward(ctx, index, name, dy_SD, saved))
 
 
 def _inner_norm(
-    walk: Walk, index: int, name: str, x_TN: Tensor, size: int, slot: str
+    ctx: LayerContext, index: int, name: str, x_TN: Tensor, size: int, slot: str
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Norm each `size` columns of x. Return its input and rstd, kept for backward, and the result in the shape of x."""
     rows = x_TN.numel() // size
-    x_nE = walk.buffer(f"{name}_in.{slot}", rows, size, wide=True)
+    x_nE = ctx.buffer(f"{name}_in.{slot}", rows, size, wide=True)
     x_nE.view(x_TN.shape).copy_(x_TN)
-    rstd_n = walk.buffer(f"{name}_rstd.{slot}", rows, wide=True)
-    y_nE = walk.buffer("normed", rows, size)
-    walk.ops.add_norm(x_nE, None, x_nE, walk.weights.layers[index].norms_D[name], walk.spec.eps, y_nE, rstd_n)
+    rstd_n = ctx.buffer(f"{name}_rstd.{slot}", rows, wide=True)
+    y_nE = ctx.buffer("normed", rows, size)
+    ctx.ops.add_norm(x_nE, None, x_nE, ctx.weights.layers[index].norms_D[name], ctx.spec.eps, y_nE, rstd_n)
     return (x_nE, rstd_n), y_nE.view(x_TN.shape)
 
 
-def _inner_norm_backward(walk: Walk, index: int, name: str, dy_TN: Tensor, saved: Saved) -> Tensor:
+def _inner_norm_backward(ctx: LayerContext, index: int, name: str, dy_TN: Tensor, saved: Saved) -> Tensor:
     x_nE, rstd_n = saved.inner[name]
-    dy_nE = walk.buffer("dnormed", *x_nE.shape)
+    dy_nE = ctx.buffer("dnormed", *x_nE.shape)
     dy_nE.view(dy_TN.shape).copy_(dy_TN)
-    dx_nE = walk.buffer("dnormed_wide", *x_nE.shape, wide=True).zero_()
-    walk.ops.norm_backward(dy_nE, x_nE, rstd_n, walk.weights.layers[index].norms_D[name], dx_nE, None)
+    dx_nE = ctx.buffer("dnormed_wide", *x_nE.shape, wide=True).zero_()
+    ctx.ops.norm_backward(dy_nE, x_nE, rstd_n, ctx.weights.layers[index].norms_D[name], dx_nE, None)
     return dx_nE.view(dy_TN.shape)

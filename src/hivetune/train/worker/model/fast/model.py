@@ -28,7 +28,7 @@ from hivetune.train.plan.layout import (
 )
 from hivetune.train.worker.model.adapter import scaling
 from hivetune.train.worker.model.fast.attention import attention_of, tables_for
-from hivetune.train.worker.model.fast.layer import Saved, Walk, backward_layer, forward_layer
+from hivetune.train.worker.model.fast.layer import LayerContext, Saved, backward_layer, forward_layer
 from hivetune.train.worker.model.fast.ops import Drop, ops_for
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
 from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, make_tables
@@ -47,48 +47,48 @@ def chunk_rows(vocab: int) -> int:
     return max(64, CHUNK_LOGITS // vocab // 64 * 64)
 
 
-def final_norm(walk: Walk, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def final_norm(ctx: LayerContext, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the normed rows of the last layer's output x + delta, that output, wide, and its rstd."""
-    sum_RD, rstd_R = walk.buffer("final", *x_RD.shape, wide=True), walk.buffer("final_rstd", len(x_RD), wide=True)
-    y_RD = walk.buffer("y", *x_RD.shape)
-    walk.ops.add_norm(x_RD, delta_RD, sum_RD, walk.weights.norm_D, walk.spec.eps, y_RD, rstd_R)
+    sum_RD, rstd_R = ctx.buffer("final", *x_RD.shape, wide=True), ctx.buffer("final_rstd", len(x_RD), wide=True)
+    y_RD = ctx.buffer("y", *x_RD.shape)
+    ctx.ops.add_norm(x_RD, delta_RD, sum_RD, ctx.weights.norm_D, ctx.spec.eps, y_RD, rstd_R)
     return y_RD, sum_RD, rstd_R
 
 
-def loss_and_gradient(walk: Walk, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(ctx: LayerContext, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor]:
     """Return nll [E] of each entry in nats, and the gradient of sum(weight * nll) by the last layer's output.
 
     x_RD + delta_RD is that output; the gradient [R, D] is wide. The weight of an entry is its count.
     """
-    batch = walk.batch
-    y_RD, sum_RD, rstd_R = final_norm(walk, x_RD, delta_RD)
-    dy_RD = walk.buffer("dy", *x_RD.shape)
+    batch = ctx.batch
+    y_RD, sum_RD, rstd_R = final_norm(ctx, x_RD, delta_RD)
+    dy_RD = ctx.buffer("dy", *x_RD.shape)
     if not batch.straight:
         dy_RD.zero_()  # several entries of a row add to it below
-    nll_E = entry_nll(walk, y_RD, dy_RD)
-    dx_RD = walk.buffer("dx", *x_RD.shape, wide=True).zero_()
-    walk.ops.norm_backward(dy_RD, sum_RD, rstd_R, walk.weights.norm_D, dx_RD, None)
+    nll_E = entry_nll(ctx, y_RD, dy_RD)
+    dx_RD = ctx.buffer("dx", *x_RD.shape, wide=True).zero_()
+    ctx.ops.norm_backward(dy_RD, sum_RD, rstd_R, ctx.weights.norm_D, dx_RD, None)
     return nll_E, dx_RD
 
 
-def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None) -> Tensor:
+def entry_nll(ctx: LayerContext, y_RD: Tensor, dy_RD: Tensor | None) -> Tensor:
     """Return nll of all entries, valid until the next micro-batch.
 
     The gradient of the normed rows is written to `dy_RD` if it is given.
     """
-    spec, batch, head_VD = walk.spec, walk.batch, walk.weights.head_VD
+    spec, batch, head_VD = ctx.spec, ctx.batch, ctx.weights.head_VD
     count_E = batch.count_E
     entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab)
-    nll_E = walk.buffer("nll", entries, wide=True)
+    nll_E = ctx.buffer("nll", entries, wide=True)
     for start in range(0, entries, size):
         stop = min(start + size, entries)
         part, rows_C = slice(start, stop), batch.entry_row_E[start:stop]
         hidden_CD = y_RD[part]
         if not batch.straight:
-            hidden_CD = torch.index_select(y_RD, 0, rows_C, out=walk.buffer("entries", len(rows_C), spec.hidden))
-        logits_CV = walk.buffer("logits", stop - start, spec.vocab)
-        walk.ops.multiply(hidden_CD, head_VD.t(), logits_CV)
-        walk.ops.cross_entropy(
+            hidden_CD = torch.index_select(y_RD, 0, rows_C, out=ctx.buffer("entries", len(rows_C), spec.hidden))
+        logits_CV = ctx.buffer("logits", stop - start, spec.vocab)
+        ctx.ops.multiply(hidden_CD, head_VD.t(), logits_CV)
+        ctx.ops.cross_entropy(
             logits_CV,
             batch.target_E[part],
             count_E[part],
@@ -99,10 +99,10 @@ def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None) -> Tensor:
         if dy_RD is None:
             continue
         if batch.straight:
-            walk.ops.multiply(logits_CV, head_VD, dy_RD[part])
+            ctx.ops.multiply(logits_CV, head_VD, dy_RD[part])
         else:
-            dhidden_CD = walk.buffer("dentries", len(rows_C), spec.hidden)
-            walk.ops.multiply(logits_CV, head_VD, dhidden_CD)
+            dhidden_CD = ctx.buffer("dentries", len(rows_C), spec.hidden)
+            ctx.ops.multiply(logits_CV, head_VD, dhidden_CD)
             dy_RD.index_add_(0, rows_C, dhidden_CD)
     return nll_E
 
@@ -173,7 +173,7 @@ class FastModel:
         self._refresh()
         for tables in micro_batches:
             there = tables.on(self.device)
-            nll_E = self._forward_backward(self._walk(there, scale=scale, keep=True))
+            nll_E = self._forward_backward(self._context(there, scale=scale, keep=True))
             total += torch.dot(nll_E, there.count_E)
         return total
 
@@ -184,8 +184,8 @@ class FastModel:
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
         for batch in halved(split_documents(rows, self.budget_tokens), self.halvings):
             layout = make_layout([rows[index] for index in batch], pad=self._pad)
-            walk = self._walk(self._tables(layout).on(self.device), adapter=adapter)
-            nll_E = entry_nll(walk, final_norm(walk, *self._forward_only(walk))[0], None)
+            ctx = self._context(self._tables(layout).on(self.device), adapter=adapter)
+            nll_E = entry_nll(ctx, final_norm(ctx, *self._forward_only(ctx))[0], None)
             index_M, entry_M = self._owners(layout, batch)
             sums_B.index_add_(0, index_M, nll_E[entry_M])
         return sums_B
@@ -200,43 +200,43 @@ class FastModel:
                 if index >= self.weights.num_replaced:
                     matrix.refresh_downs()
 
-    def _forward_backward(self, walk: Walk) -> Tensor:
+    def _forward_backward(self, ctx: LayerContext) -> Tensor:
         """Return nll [E] of each entry and add up the adapters' gradients."""
-        x_TD, delta_TD = self._embed(walk), None
+        x_TD, delta_TD = self._embed(ctx), None
         all_saved: list[Saved] = []
         for index in range(len(self.weights.layers)):
             self._enter(index, index + 1, index + 2)
             # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
             slot = "again" if index < self._recompute else str(index)
-            saved = forward_layer(walk, index, x_TD, delta_TD, slot)
+            saved = forward_layer(ctx, index, x_TD, delta_TD, slot)
             all_saved.append(saved)
             x_TD, delta_TD = saved.mid_SD, saved.delta_SD
-        nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_saved[-1].delta_SD)
+        nll_E, dx_SD = loss_and_gradient(ctx, x_TD, all_saved[-1].delta_SD)
         dx: Tensor | None = dx_SD
         for index in reversed(range(len(all_saved))):
             self._enter(index, index - 1, index - 2)
             saved = all_saved.pop()
             if index < self._recompute:
-                saved = forward_layer(walk, index, saved.x_TD, None, "again")
+                saved = forward_layer(ctx, index, saved.x_TD, None, "again")
             if dx is not None:
-                dx = backward_layer(walk, index, saved, dx)
+                dx = backward_layer(ctx, index, saved, dx)
         return nll_E
 
-    def _forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
+    def _forward_only(self, ctx: LayerContext) -> tuple[Tensor, Tensor]:
         """Return the stream after the last layer and the delta still to be added, at the rows that predict."""
-        x_TD, delta_TD = self._embed(walk), None
+        x_TD, delta_TD = self._embed(ctx), None
         layers = len(self.weights.layers)
         for index in range(layers):
             self._enter(index, (index + 1) % layers, (index + 2) % layers)  # the next documents begin again at 0
-            saved = forward_layer(walk, index, x_TD, delta_TD, "only")
+            saved = forward_layer(ctx, index, x_TD, delta_TD, "only")
             x_TD, delta_TD = saved.mid_SD, saved.delta_SD
         assert delta_TD is not None
         return x_TD, delta_TD
 
-    def _embed(self, walk: Walk) -> Tensor:
-        x_TD = walk.buffer("x.0", len(walk.batch.tokens_T), self.spec.hidden, wide=True)
-        tokens_TD = walk.buffer("y", len(x_TD), self.spec.hidden)  # free until the first norm
-        x_TD.copy_(torch.index_select(self.weights.embedding_VD, 0, walk.batch.tokens_T, out=tokens_TD))
+    def _embed(self, ctx: LayerContext) -> Tensor:
+        x_TD = ctx.buffer("x.0", len(ctx.batch.tokens_T), self.spec.hidden, wide=True)
+        tokens_TD = ctx.buffer("y", len(x_TD), self.spec.hidden)  # free until the first norm
+        x_TD.copy_(torch.index_select(self.weights.embedding_VD, 0, ctx.batch.tokens_T, out=tokens_TD))
         if self.spec.embed_scale != 1.0:
             x_TD *= self._embed_scale
         return x_TD
@@ -254,16 +254,6 @@ class FastModel:
         owner_M, entry_M = torch.tensor(owners, dtype=torch.int64, device=self.device).t()
         return owner_M, entry_M
 
-    @torch.no_grad()
-    def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
-        """Return the logits [len(tokens), V] of one document, in the dtype of the model."""
-        self._refresh()
-        everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
-        walk = self._walk(self._tables(make_layout([everything])).on(self.device), adapter=adapter)
-        logits_TV = final_norm(walk, *self._forward_only(walk))[0] @ self.weights.head_VD.t()
-        cap = self.spec.logit_softcap
-        return cap * torch.tanh(logits_TV / cap) if cap else logits_TV
-
     def _split(self, rows: Sequence[TrimmedDocument]) -> list[list[int]]:
         batches = split_documents(rows, self.budget_tokens, aim_tokens=self.pack_tokens or self.budget_tokens)
         return halved(batches, self.halvings)
@@ -275,9 +265,11 @@ class FastModel:
         """Return the seed of a step's masks, from the generator that the loop seeds."""
         return int(torch.randint(2**62, ())) if self._lora.dropout else None
 
-    def _walk(self, batch: BatchTables, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
+    def _context(
+        self, batch: BatchTables, *, adapter: bool = True, scale: float = 1.0, keep: bool = False
+    ) -> LayerContext:
         """Return a micro-batch, whose tables are on the device, at its first layer."""
-        return Walk(
+        return LayerContext(
             self.spec,
             self.weights,
             self._ops,

@@ -21,7 +21,7 @@ from torch import Tensor
 from hivetune.errors import MachineNotFit
 from hivetune.run.choices import Choices
 from hivetune.train.worker.model.fast.backend import C_TYPES, PROJECT, by_native, by_onednn, kernel_of
-from hivetune.train.worker.model.fast.kernels.build import NoKernels
+from hivetune.train.worker.model.fast.build import NoKernels
 from hivetune.train.worker.model.fast.weights import Group, Member
 from hivetune.train.worker.model.memory import Multiply, Workspace, left_factor, mm, wide_dtype
 

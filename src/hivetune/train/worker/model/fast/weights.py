@@ -24,7 +24,8 @@ from hivetune.errors import UsageError
 from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear, match_targets, parameter_names
 from hivetune.models.families import Width
 from hivetune.models.worker.weights import Stored, open_weights
-from hivetune.train.plan.memory import STREAM_BUFFERS
+from hivetune.train.plan.layout import rounded_up
+from hivetune.train.plan.memory import RANK_COLUMNS, STREAM_BUFFERS
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.memory import memory_for, padded_zeros, slack_values, wide_dtype
 
@@ -131,13 +132,13 @@ def block_views(block_n: Tensor, shapes: Sequence[Shape], dtype: torch.dtype) ->
     for rows, columns in shapes:
         size = rows * columns * dtype.itemsize
         matrices.append(block_n[at : at + size].view(dtype).view(rows, columns))
-        at += -(-size // ALIGN_BYTES) * ALIGN_BYTES
+        at += rounded_up(size, ALIGN_BYTES)
     return matrices
 
 
 def block_bytes(shapes: Sequence[Shape], dtype: torch.dtype) -> int:
     """Return the size of the block that `block_views` needs."""
-    return sum(-(-rows * columns * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES for rows, columns in shapes)
+    return sum(rounded_up(rows * columns * dtype.itemsize, ALIGN_BYTES) for rows, columns in shapes)
 
 
 class LayerStream:
@@ -210,10 +211,6 @@ class LayerStream:
         weakref.finalize(self, runtime.cudaHostUnregister, memory_n.data_ptr())
         return memory_n
 
-
-# The rank columns of a merged matrix are padded to a multiple of this: rows stay aligned to 32 bytes in bf16, and
-# matrix products see few widths (rare skinny shapes are behind the best-known crashes of ROCm's libraries).
-RANK_COLUMNS_MULTIPLE = 16
 
 # In the place of the tensors that `bind_adapter` gives to what has an adapter.
 UNBOUND = torch.empty(0)
@@ -373,7 +370,7 @@ def read_weights(
         for linears in merged.values():
             ranks = len(adapted(layer, linears)) * lora.r
             rows = sum(linear.outputs for linear in linears)
-            found.append((rows + -(-ranks // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE, linears[0].inputs))
+            found.append((rows + rounded_up(ranks, RANK_COLUMNS), linears[0].inputs))
         return found
 
     def read_layer(layer: int, block_n: Tensor) -> None:

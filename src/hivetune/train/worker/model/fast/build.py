@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hivetune.base.disk import home, sync
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parent / "kernels"
 # Errno and traps are unused; NaN and infinity are kept. GCC 12 halves vectors of 512 bits unless told not to.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp", "-fPIC", "-shared"),
