@@ -166,12 +166,45 @@ def test_nulls_of_arrow_are_no_arguments() -> None:
     assert list(weather.tools[0]["function"]["parameters"]["properties"]) == ["city", "unit"]
 
 
-def test_a_null_that_a_tool_allows_is_kept(tmp_path: Path) -> None:
+ORDER = {"type": "object", "properties": {"day": {"type": ["integer", "null"]}, "shop": {"type": "string"}}}
+ONE_ORDER = {"anyOf": [{"$ref": "#/$defs/order"}, {"type": "null"}], "default": None}
+ONE_OF = {"oneOf": [{"type": "string", "enum": ["null"]}, ORDER]}  # neither of which is null
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "given"),
+    [
+        ({"type": ["integer", "null"]}, None, {"order": None}),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, None, {"order": None}),
+        ({"anyOf": [{"enum": ["new", None]}, {"type": "integer"}]}, None, {"order": None}),
+        ({"type": "integer", "description": "null is not allowed"}, None, {}),
+        (ONE_ORDER, None, {"order": None}),
+        (ONE_OF, None, {}),
+        ({"$ref": "#/$defs/order"}, None, {}),
+        (ONE_ORDER, {"day": None, "shop": None}, {"order": {"day": None}}),
+        ({"type": "array", "items": ONE_OF}, [{"day": None, "shop": None}], {"order": [{"day": None}]}),
+        ({"$ref": "#/$defs/itself"}, {"day": None}, {"order": {}}),
+    ],
+)
+def test_a_null_is_given_where_its_tool_allows_it(schema: Any, value: Any, given: Any, tmp_path: Path) -> None:
     row = json.loads((CASES / "arrow-nulls.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    row["tools"][0]["function"]["parameters"]["properties"]["order"] = {"type": ["integer", "null"]}
+    parameters = row["tools"][0]["function"]["parameters"]
+    parameters["properties"]["order"] = schema
+    parameters["$defs"] = {"order": ORDER, "itself": {"allOf": [{"$ref": "#/$defs/itself"}]}}
+    row["messages"][1]["tool_calls"][0]["function"]["arguments"]["order"] = value
     [example] = examples(write(tmp_path / "rows.jsonl", [row]))
     assert isinstance(example, Example)
-    assert example.messages[1].tool_calls[0]["function"]["arguments"] == {"city": "Graz", "unit": "C", "order": None}
+    assert example.messages[1].tool_calls[0]["function"]["arguments"] == {"city": "Graz", "unit": "C", **given}
+    assert example.tools[0]["function"]["parameters"]["properties"]["order"] == schema
+
+
+@pytest.mark.parametrize("key", ["default", "enum", "const", "examples"])
+def test_a_null_key_of_a_schema_that_allows_none_is_padding(key: str, tmp_path: Path) -> None:
+    row = json.loads((CASES / "arrow-nulls.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    row["tools"][0]["function"]["parameters"]["properties"]["city"] = {"type": "string", key: None}
+    [example] = examples(write(tmp_path / "rows.jsonl", [row]))
+    assert isinstance(example, Example)
+    assert example.tools[0]["function"]["parameters"]["properties"]["city"] == {"type": "string"}
 
 
 def test_a_pair_whose_sides_are_json_texts() -> None:

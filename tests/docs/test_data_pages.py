@@ -25,7 +25,7 @@ def test_every_reason_to_leave_a_row_out_is_documented() -> None:
 
 def test_every_layout_is_documented() -> None:
     page = (DOCS / "formats.md").read_text(encoding="utf-8")
-    table = page.split("## Rows")[1].split("## Report")[0]
+    table = page.split("## Rows")[1].split("\n## ")[0]
     known = {one.name for one in all_formats() if isinstance(one, Format)}
     assert set(re.findall(r"^\| ([\w-]+) \|", table, flags=re.M)[2:]) == known | {"session"}
 

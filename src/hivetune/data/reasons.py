@@ -144,7 +144,7 @@ _REJECT = {
 _SET_ASIDE = {
     # By policy
     "filtered": (
-        "the row does not match `where` in data.columns, or the named assistant says nothing in it",
+        "the row does not match `where` in data.columns, or the named assistant answers nobody in it",
         "nothing to do",
     ),
     "failed": (
@@ -172,7 +172,7 @@ _SET_ASIDE = {
         "log the whole conversation: its earlier turns are with the provider, or encrypted",
     ),
     "not-held": (
-        "a log lacks an image, a file or a tool that the row needs, or a part of it is broken or no model's answer",
+        "a log lacks an image, a file, a tool or an answer that the row needs, or a part of it is broken",
         "nothing to do; the rest of the log is read",
     ),
     "own-answer": (

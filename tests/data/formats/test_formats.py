@@ -37,6 +37,7 @@ ANSWERS = {
     **{"discord.json": "ben", "github-issues.json": "ben", "github-rest.json": "ben", "slack.json": "Ben"},
     **{"discord--days.json": "ben", "telegram--days.json": "Ben"},
     **{"discord--only-a-file.json": "ben", "slack--only-a-file.json": "Ben"},
+    **{"discord--notes.json": "ben", "slack--nobody-is-answered.json": "Ben", "telegram-all.json": "Ben"},
     **{"mail.mbox": "desk@example.org", "mail--threads.mbox": "desk@example.org"},
 }
 EMPTY = (None, (), [], 1.0)
@@ -110,8 +111,10 @@ def own_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 def bring(own_formats: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Installs a package that brings a format."""
     (own_formats / "desk_formats.py").write_text(
-        "from hivetune.data.pieces.format import Format\n"
+        "from hivetune.data.pieces.format import Format, Log\n"
         "GOOD = Format('our-desk', lambda row: row['posts'][0]['staff'], needs=('posts',))\n"
+        "LOG = Log('our-log', lambda head: 1 / 0, lambda lines: [])\n"
+        "DAYS = GOOD._replace(days=lambda record: 1 / 0, mark='posts')\n"
     )
     monkeypatch.syspath_prepend(own_formats)
 
@@ -121,10 +124,11 @@ def bring(own_formats: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return installed
 
 
-@pytest.mark.parametrize("value", ["desk_formats:NONE", "no_such_module:X", "desk_formats:Format"])
+@pytest.mark.parametrize("value", ["NONE", "Format", "LOG", "DAYS"])
 def test_a_package_with_a_broken_format_is_named(bring: Callable[[str], None], value: str) -> None:
-    bring(value)
-    with pytest.raises(UsageError, match=rf"the format 'our-desk' of another package \({value}\)"):
+    """As are formats whose functions would end a check of other people's files."""
+    bring(f"desk_formats:{value}")
+    with pytest.raises(UsageError, match=rf"the format 'our-desk' of another package \(desk_formats:{value}\)"):
         all_formats()
 
 
@@ -198,6 +202,41 @@ def test_the_example_of_the_page_is_a_users_format(own_formats: Path) -> None:
     assert read.layout == "our-desk"
     assert [(m.role, m.content) for m in read.messages] == [("user", "It hangs."), ("assistant", "Restart it.")]
     assert read.changed == ("program-notes",)
+
+
+EVENTS = """
+[agent-log]
+needs = ["run", "event"]
+thread = "run"
+position = "seq"
+role = "event"
+roles = { asked = "user", said = "assistant", got = "tool" }
+text = "[text && {type: 'text', text: text}, tool && {type: 'tool_call', name: tool, arguments: args}][?@] || output"
+skip = "event == 'heartbeat'"
+"""
+
+
+def test_a_log_of_one_event_a_line_is_a_users_format(own_formats: Path, tmp_path: Path) -> None:
+    """With `skip` for the events that are no turn, which stood between the turns as rows."""
+    (own_formats / "agent.toml").write_text(EVENTS, encoding="utf-8")
+    events = [
+        {"run": "a", "seq": 1, "event": "asked", "text": "Where?"},
+        {"run": "b", "seq": 1, "event": "heartbeat"},
+        {"run": "a", "seq": 4, "event": "said", "text": "Here."},
+        {"run": "a", "seq": 2, "event": "said", "text": "", "tool": "find", "args": {"q": "x"}},
+        {"run": "a", "seq": 3, "event": "got", "output": "here"},
+        {"run": "a", "seq": 5, "event": "heartbeat"},
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    [read] = [read_example(raw, {}) for raw in rows_of_files(str(path))]
+    assert [(m.role, m.content) for m in read.example.messages] == [
+        ("user", "Where?"),
+        ("assistant", ""),
+        ("tool", "here"),
+        ("assistant", "Here."),
+    ]
+    assert (read.layout, read.example.session, read.changed) == ("agent-log", "a", ("program-notes",))
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_threads_without_the_one_who_answers_refuse_no_export(export: Path) -> N
     """The named person answers in few threads of a channel: the others were rejected, and with them the export."""
     document = check(DataConfig(path=str(export), columns={"assistant": "Ben"})).document
     assert document["set_aside"] == {"filtered": document["rows_in"]}
-    assert document["problems"][0]["hint"] == "'Ben' says nothing here; 'Ben Berg' does"
+    assert document["problems"][0]["hint"] == "'Ben' answers nobody here; did you mean 'Ben Berg'?"
 
 
 def test_a_row_of_a_table_of_turns_without_a_session_is_refused(tmp_path: Path) -> None:

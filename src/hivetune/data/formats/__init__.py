@@ -62,12 +62,14 @@ def specs_in(path: Path) -> list[AnyFormat]:
     return [format_of(name, entry, str(path)) for name, entry in entries.items()]
 
 
-def _foreign(entry: EntryPoint) -> AnyFormat:
-    """Return the format of another package. A row that its functions fail on is refused, and ends no check."""
+def _foreign(entry: EntryPoint) -> Format:
+    """Return the format of another package: of records that are rows. One that its `read` fails on is refused, and ends
+    no check.
+    """
     try:
-        form = entry.load()
+        form, problem = entry.load(), "is no Format of records without `days`"
     except Exception as error:  # noqa: BLE001 (whatever that package does)
-        form = f"{type(error).__name__}: {error}"
+        form, problem = None, f"can't be loaded: {type(error).__name__}: {error}"
 
     def read(row: Row) -> Conversation | None:
         try:
@@ -78,10 +80,10 @@ def _foreign(entry: EntryPoint) -> AnyFormat:
             hint = f"the format {form.name} of another package failed on it: {type(error).__name__}: {error}"
             raise RowRefused("unknown-layout", hint) from error
 
-    if not isinstance(form, AnyFormat):
-        fact = f"the format {entry.name!r} of another package ({entry.value}) is not a format: {form}"
+    if not isinstance(form, Format) or form.days is not None:
+        fact = f"the format {entry.name!r} of another package ({entry.value}) {problem}"
         raise UsageError(fact, hint="correct that package, or uninstall it")
-    return form._replace(read=read) if isinstance(form, Format) else form
+    return form._replace(read=read)
 
 
 @cache
@@ -142,8 +144,8 @@ def rows_of_file(name: str, path: str, lines: Lines) -> Iterator[PlacedRow]:
 
 @cache
 def _of_days() -> tuple[Format, ...]:
-    """Return the formats whose records hold several rows."""
-    return tuple(form for form in _of_kind(Format).values() if form.rows is not None)
+    """Return the formats whose records hold a row for each day."""
+    return tuple(form for form in _of_kind(Format).values() if form.days is not None)
 
 
 @cache
@@ -165,10 +167,23 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict):
         return None
-    holders: list[Batch | Format] = [*_of_days()] if "messages" in record else [*_of_days(), *_of_kind(Batch).values()]
-    fitting = (form.rows for form in holders if form.rows is not None and has_needs(form.needs, record))
-    found = ([json.dumps(row).encode() for row in rows(record)] for rows in fitting)
-    return next((rows for rows in found if rows), None)
+    batches = (
+        [] if "messages" in record else [form for form in _of_kind(Batch).values() if has_needs(form.needs, record)]
+    )
+    rows = next((rows for form in batches if (rows := list(form.rows(record)))), None)
+    divided = [_days_in(row) for row in rows or [record]]
+    if rows is None and divided == [None]:
+        return None
+    held = (
+        row for row, days in zip(rows or [record], divided, strict=True) for row in ([row] if days is None else days)
+    )
+    return [json.dumps(row).encode() for row in held]
+
+
+def _days_in(record: Row) -> list[Row] | None:
+    """Return the rows of a record that holds one for each day; None for any other."""
+    forms = (form.days for form in _of_days() if form.days is not None and has_needs(form.needs, record))
+    return next((days for rows_of in forms if (days := rows_of(record)) is not None), None)
 
 
 def read_conversation(row: Row) -> Conversation:

@@ -49,7 +49,7 @@ def read_chatgpt(row: Row) -> Conversation | None:
     if not any(one_of(message, "author") for message in messages.values()):
         if "current_node" not in row:
             return None
-        raise RowRefused("empty-turn", "the chat has no messages")
+        raise RowRefused(NOT_HELD, "the chat has no messages")
     parents = {key: one_of(node, "parent") for key, node in nodes.items()}
     found = _chat("chatgpt", messages, parents, str(row.get("current_node")), _chatgpt_turn)
     plain = tuple(
@@ -64,7 +64,7 @@ def read_chatgpt(row: Row) -> Conversation | None:
 def read_claude(row: Row) -> Conversation:
     turns = objects(row["chat_messages"])
     if turns is None:
-        raise RowRefused("empty-turn", "the list of messages is empty")
+        raise RowRefused(NOT_HELD, "the chat has no messages")
     by_id = {str(turn.get("uuid")): turn for turn in turns}
     parents = {name: turn.get("parent_message_uuid") for name, turn in by_id.items()}
     leaf = str(row.get("current_leaf_message_uuid"))
@@ -83,7 +83,7 @@ def _chat(
     path = path_to(leaf, parents)
     if leaf in parents and not path:
         raise RowRefused("wrong-type", "the messages' parents form a cycle")
-    turns, changed = read_turns((nodes[key] for key in path), read, to_media=True)
+    turns, changed = read_turns((nodes[key] for key in path), read, logged=True)
     messages: list[Message] = []
     for role, turn in itertools.groupby(turns, lambda message: message.role):
         parts = list(turn)
@@ -132,6 +132,8 @@ def _chatgpt_turn(message: Any) -> list[Message]:
         parts = [str(part.get("text", "")) for part in spoken]
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise RowRefused(NOT_HELD, f"a message of type {str(kind)[:40]!r}: only text can be learned")
+    if role == "user" and one_of(one_of(message, "metadata"), "attachments"):
+        raise RowRefused(NOT_HELD, "a message with files, whose text the export does not hold")
     text = "\n".join(parts)
     ended = one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
     if role == "assistant" and (message.get("status") in _BROKEN_OFF or ended in ("max_tokens", "interrupted")):
@@ -155,6 +157,7 @@ def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
     if isinstance(content, list):
         content = _paragraphs(part for part in content if one_of(part, "type") not in (*_TOOLS, *_SILENT_PARTS))
     messages = read_turn({"role": turn.get("sender"), "content": content, "weight": 0 if tools else None})
+    messages = [message for message in messages if message.content.strip()]
     return messages if answers else [*(Message("user", str(text)) for text in texts), *messages]
 
 

@@ -20,7 +20,9 @@ _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress
 _INTERRUPTED = "[Request interrupted by user"
 _REJECTED = "The user doesn't want to proceed with this tool use"
 _CLEAR = "<command-name>/clear</command-name>"
-_NOTES = ("isApiErrorMessage", "isMeta", "isVisibleInTranscriptOnly")  # marks of what nobody said
+_NOTES = ("isApiErrorMessage", "isVisibleInTranscriptOnly")  # marks of what no model saw
+# What the user gives beside their words. Other attachments are notes of the program.
+_ATTACHED = ("file", "directory", "selected_lines_in_ide", "mcp_resource")
 # What the program itself writes as a user's turn.
 _OWN_TEXTS = (
     *("<local-command-caveat>", "<command-name>", "<local-command-stdout>", "<local-command-stderr>"),
@@ -56,18 +58,27 @@ def is_line(row: Row) -> bool:
 
 def _line(number: int, event: Row) -> _Line:
     kind, parent = event.get("type"), event.get("parentUuid")
-    said, attached = event.get("message") if kind in _SPOKEN else None, event.get("attachment")
-    if kind == "attachment" and one_of(attached, "type") == "queued_command":  # typed while the model answered
-        said = {"role": "user", "content": order} if (order := one_of(attached, "prompt")) else None
-    elif kind == "attachment" and one_of(attached, "type") == "file":
-        text = one_of(one_of(one_of(attached, "content"), "file"), "content")
-        said = {"role": "user", "content": f"{one_of(attached, 'filename')}\n{text}"} if isinstance(text, str) else None
+    said = event.get("message") if kind in _SPOKEN else _attached(event.get("attachment"))
     message: Row = said if isinstance(said, dict) else {}
-    role = str(kind) if kind in _SPOKEN else "user" if said else None
+    role = str(kind) if kind in _SPOKEN else "user" if message else None
     by_program = role == "user" and _text(message).lstrip().startswith(_OWN_TEXTS)
-    is_note = by_program or message.get("model") == "<synthetic>" or any(event.get(mark) for mark in _NOTES)
+    # The summary of a compaction is shown nowhere else, and the model goes on from it.
+    is_marked = not event.get("isCompactSummary") and any(event.get(mark) for mark in _NOTES)
+    is_note = by_program or is_marked or message.get("model") == "<synthetic>"
     answer = str(message["id"]) if role == "assistant" and message.get("id") else None
     return _Line(number, event, parent if isinstance(parent, str) else None, role, message, is_note, answer)
+
+
+def _attached(attachment: Any) -> Row | None:
+    """Return what the user attached, or typed while the model answered, as a message; None for a program's note."""
+    kind, content = one_of(attachment, "type"), one_of(attachment, "content")
+    if kind == "queued_command":
+        return {"role": "user", "content": order} if (order := one_of(attachment, "prompt")) else None
+    if kind not in _ATTACHED:
+        return None
+    text = content if isinstance(content, str) else one_of(one_of(content, "file"), "content")
+    named = f"{one_of(attachment, 'filename', 'path')}\n{text}"
+    return {"role": "user", "content": named if isinstance(text, str) else [{"type": "file"}]}
 
 
 def _text(message: Row) -> str:
@@ -103,11 +114,9 @@ def _rows(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
         above = lines.get(line.parent or "")
         # The page that a command of the user's own stands for follows as a note; a command of the program has none.
         # What the user wrote after the name of the command is what they asked.
-        if (
-            above is not None
-            and line.event.get("isMeta") is True
-            and _text(above.message).lstrip().startswith("<command-")
-        ):
+        is_of_command = above is not None and _text(above.message).lstrip().startswith("<command-")
+        if above is not None and is_of_command and line.event.get("isMeta") is True:
+            line.is_note = True
             arguments = _text(above.message).partition("<command-args>")[2].partition("</command-args>")[0].strip()
             if arguments:
                 above.is_note, above.message = False, {"role": "user", "content": arguments}

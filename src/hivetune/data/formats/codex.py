@@ -19,8 +19,11 @@ _LINE_TYPES = ("session_meta", "response_item", "event_msg", "turn_context", "co
 _SUMMARIES = ("compaction", "compaction_summary")
 # Items that say nothing to a model. A kind that nobody knows stays, so that the row is refused for it.
 _SILENT_ITEMS = ("ghost_snapshot", "other", *_SUMMARIES)
-# Calls of which a log holds the result. A search of the web needs none: its answer says what was found.
-_HELD_CALLS = ("function_call", "custom_tool_call", "web_search_call")
+# Items that a log holds as the model saw them. A search of the web has no result: its answer says what was found.
+_HELD_ITEMS = (
+    *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
+    "web_search_call",
+)
 
 
 @dataclass(slots=True)
@@ -31,7 +34,7 @@ class _Session:
     time: str | None = None
     system: str | None = None
     place: int = 0
-    is_encrypted: bool = False  # the summary of what came before
+    is_hidden: bool = False  # the summary of what came before is encrypted, or not there
     items: list[dict[str, Any]] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
 
@@ -76,7 +79,8 @@ def _after(compaction: dict[str, Any], session: _Session) -> _Session:
     """
     history = objects(compaction.get("replacement_history")) or []
     hidden = any(item.get("encrypted_content") for item in history if item.get("type") in _SUMMARIES)
-    following = _Session(session.name, session.time, session.system, is_encrypted=hidden)
+    hidden = hidden or not (history or compaction.get("message"))
+    following = _Session(session.name, session.time, session.system, is_hidden=hidden)
     for item in history:
         if item.get("type") not in _SUMMARIES:
             _add(following.items, {**item, "weight": 0})
@@ -141,13 +145,13 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
     if not any(item.get("role") == "user" for item in items):
         return
     kinds = (str(item.get("type")) for item in items)
-    if session.is_encrypted:
+    if session.is_hidden:
         if any(_is_of_answer(item) and item.get("weight", 1) for item in items):
-            reason = "the session was compacted, and the summary of what came before is encrypted"
+            reason = "the session was compacted, and the log does not hold what came before in plain text"
             yield session.place, RowRefused("earlier-turns-missing", reason)
-    elif hidden := next((kind for kind in kinds if kind.endswith("_call") and kind not in _HELD_CALLS), None):
+    elif hidden := next((kind for kind in kinds if kind not in _HELD_ITEMS), None):
         # The answer before it would end in the middle if it were cut there.
-        yield session.place, RowRefused(NOT_HELD, f"{hidden}: the provider ran it; its result is not logged")
+        yield session.place, RowRefused(NOT_HELD, f"{hidden[:40]}: the log does not hold what the model saw of it")
     else:
         system = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
         facts = {"session_id": session.name, "timestamp": session.time}

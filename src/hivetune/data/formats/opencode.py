@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from hivetune.data.pieces.format import Conversation, Format, PlacedRow, Store
-from hivetune.data.pieces.sessions import is_lone_thought
-from hivetune.data.pieces.turns import conversation_of, read_turn
+from hivetune.data.pieces.sessions import SESSION, read_session
 from hivetune.data.pieces.values import Row, listed, objects, one_of, parsed
-from hivetune.data.reasons import RowRefused
-from hivetune.records import Message
 
+_WRITTEN_AS_TEXT = ("text/plain", "application/x-directory")  # kinds of files that a part of text repeats
+_SUBTASK = "The following tool was executed by the user"  # what the program tells the model of a command's own agent
 _TABLES = frozenset(("session", "message", "part"))
 # What the user took back stays in the store, from the message on that `revert` names; ids grow with time.
 _SESSIONS = "SELECT id, json_extract(revert, '$.messageID') FROM session ORDER BY id"
@@ -39,29 +38,32 @@ def read(row: Row) -> Conversation | None:
     turns = objects(row.get("messages"))
     if turns is None or not isinstance(row["info"], dict) or not {"parts", "info"} <= turns[0].keys():
         return None
-    messages: list[Message] = []
-    changes: list[str] = []
+    said: list[dict[str, Any]] = []
+    left_out: list[str] = []
     for turn in turns:
         info, parts = one_of(turn, "info"), [part for part in listed(one_of(turn, "parts")) if isinstance(part, dict)]
         if one_of(info, "error"):
-            changes.append("other-branches")
+            left_out.append("other-branches")
         elif one_of(info, "summary") is True or any(part.get("type") == "compaction" for part in parts):
             # What was said before, summed up. It stands in the export as it was.
-            changes.append("program-notes")
+            left_out.append("program-notes")
         elif one_of(info, "role") == "user":
-            texts = [part for part in parts if part.get("type") == "text" and not part.get("ignored")]
-            if any(part.get("type") == "file" and not part.get("synthetic") for part in parts) and not texts:
-                raise RowRefused("unsupported-content", "a message that is only a file")
-            messages.append(Message("user", "\n".join(str(part.get("text", "")) for part in texts)))
-        else:
-            messages += _answer(parts)
-    answered = [message for message in messages if not is_lone_thought(message, silent=True)]
-    changes += [] if len(answered) == len(messages) else ["lone-thought"]
-    return conversation_of("opencode", answered, changed=tuple(dict.fromkeys(changes)))
+            said.append({"role": "user", "content": _asked(parts)})
+        elif content := _answered(parts):
+            said.append({"role": "assistant", "content": content})
+    return read_session({SESSION: "opencode", "messages": said, "left_out": left_out})
 
 
-def _answer(parts: list[dict[str, Any]]) -> list[Message]:
-    """Return an answer as messages: its text, its calls and their results."""
+def _asked(parts: list[dict[str, Any]]) -> list[Any]:
+    """Return a question as its text, with a part for what is no text."""
+    texts = [str(part.get("text", "")) for part in parts if part.get("type") == "text" and not part.get("ignored")]
+    texts += [_SUBTASK for part in parts if part.get("type") == "subtask"]
+    has_file = any(part.get("type") == "file" and part.get("mime") not in _WRITTEN_AS_TEXT for part in parts)
+    return ["\n".join(texts), *([{"type": "file"}] if has_file else [])]
+
+
+def _answered(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return an answer as its texts, its calls and their results."""
     content: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []  # of the calls that were made at once
     for part in parts:
@@ -74,7 +76,8 @@ def _answer(parts: list[dict[str, Any]]) -> list[Message]:
             content.append({"type": "tool_use", "id": call_id, "name": part.get("tool"), "input": state.get("input")})
             output = one_of(state, "output", "error") or ""
             results.append({"type": "tool_result", "tool_use_id": call_id, "content": output})
-    return read_turn({"role": "assistant", "content": [*content, *results]}) if content else []
+            results += [{"type": "file"}] if state.get("attachments") else []
+    return [*content, *results]
 
 
 FORMAT = Format("opencode", read, needs=("info", "messages"), reads=frozenset(("info", "messages")))

@@ -1,5 +1,5 @@
 """Spans of calls of models, by OpenTelemetry's semantic conventions for generative AI: messages as attributes of the
-span, or of its event. OTLP's batches hold many.
+span, of its event, or of an event that is logged. OTLP's batches hold many.
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 """
@@ -57,17 +57,23 @@ def read(row: Row) -> Conversation | None:
         other = next((key for key in held if key.startswith(("llm.", "ai.", "gen_ai.prompt"))), None)
         fact = f"the span has {other}, and no {_ASKED}: export by the current GenAI conventions"
         raise RowRefused(NOT_HELD, fact if other else "the span holds no messages of a model")
-    messages, _, changed = call_of(held[_ASKED], held[_ANSWERED])
+    # Each message is an answer of its own to one question, but an agent's, of which only the last one has ended.
+    answers = objects(parsed(held[_ANSWERED])) or []
+    several = len(answers) > 1 and all("finish_reason" in answer for answer in answers)
+    messages, _, changed = call_of(held[_ASKED], answers[:1] if several else held[_ANSWERED])
+    changed += ("other-answers",) if several else ()
     system = [{**part, "text": part.get("content")} for part in objects(parsed(held.get(_SYSTEM))) or []]
     return conversation_of("opentelemetry", with_system(messages, system), read_tools(held.get(_TOOLS)), changed)
 
 
 def _spans(record: Row) -> Iterator[Row]:
-    """Yield the spans of a batch, their attributes as objects, with those of their resource as defaults."""
-    for resource in objects(one_of(record, "resourceSpans", "batches")) or [dict(record)]:
+    """Yield the spans or the logged events of a batch, their attributes as objects, with those of their resource as
+    defaults.
+    """
+    for resource in objects(one_of(record, "resourceSpans", "resourceLogs", "batches")) or [dict(record)]:
         shared = attributes(one_of(resource.get("resource"), "attributes"))
-        for scope in objects(one_of(resource, "scopeSpans")) or []:
-            for span in objects(scope.get("spans")) or []:
+        for scope in objects(one_of(resource, "scopeSpans", "scopeLogs")) or []:
+            for span in objects(one_of(scope, "spans", "logRecords")) or []:
                 held = {**shared, **attributes(span.get("attributes"))}
                 session = {"session_id": held[_SESSION]} if _SESSION in held else {}
                 yield {**span, **session, "attributes": held}
@@ -75,4 +81,4 @@ def _spans(record: Row) -> Iterator[Row]:
 
 _READS = frozenset(("attributes", "events", "resource", "scope", "status", "status_code", *_SPAN_COLUMNS))
 FORMAT = Format("opentelemetry", read, needs=("attributes",), reads=_READS)
-SPANS_FORMAT = Batch("otlp-spans", _spans, needs=("resourceSpans|batches|scopeSpans",))
+SPANS_FORMAT = Batch("otlp-spans", _spans, needs=("resourceSpans|resourceLogs|batches|scopeSpans|scopeLogs",))

@@ -24,7 +24,13 @@ USERS = "users.json"  # beside the folders of the channels
 METADATA = frozenset(
     (USERS, "channels.json", "groups.json", "dms.json", "mpims.json", "integration_logs.json", "canvases.json")
 ) | {"lists.json", "file_conversations.json", "huddle_transcripts.json", "org_users.json", "external_channels.json"}
-_SPOKEN = (None, "bot_message", "thread_broadcast", "me_message")  # other subtypes are notes of the program
+_SPOKEN = (
+    None,
+    "bot_message",
+    "thread_broadcast",
+    "me_message",
+    "file_share",
+)  # other subtypes are notes of the program
 _DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _LINK = re.compile(r"<([^<>|]+)(?:\|([^<>]*))?>")
 
@@ -56,12 +62,13 @@ def rows(lines: Lines, names: Mapping[str, str] | None = None) -> Iterator[Place
     for number, event, text in events(lines):
         if event is None or not {"ts", "text"} <= event.keys():
             yield number, text
-        elif (event["text"] or event.get("files")) and event.get("subtype") in _SPOKEN:
+        else:
             user = str(one_of(event, "user", "bot_id"))
             name = known.get(user) or one_of(event.get("user_profile"), "real_name", "display_name") or user
             known.setdefault(user, str(name))
-            words = plain_text(str(event["text"]), known) or [{"type": "file"}]
-            said = {"speaker": str(name), "content": words}
+            # What rests on a file can't be learned, with or without words; a program's message may be all parts.
+            words = ("" if event.get("files") else plain_text(str(event["text"]), known)) or [{"type": "file"}]
+            said = {"speaker": str(name), "content": words} if event.get("subtype") in _SPOKEN else None
             time, thread = as_number(event["ts"]), event.get("thread_ts")
             # Messages outside threads form a conversation for each day (UTC, as that of the file), without a name.
             day = "" if time is None else datetime.fromtimestamp(time, UTC).date().isoformat()

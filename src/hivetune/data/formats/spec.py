@@ -23,10 +23,9 @@ from hivetune.records import Message, Role
 
 _WHO, _SPOKEN = frozenset(("role", "from")), frozenset(("content", "value", "parts", "tool_calls"))
 _OF_TABLE_TURNS = ("speaker", "role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
-# The keys under which desks and chats keep what is not text.
-_FILES = ("attachments", "embeds", "file", "files", "photo", "poll", "stickers")
 _OF_TURNS = frozenset(("role", "speaker", "weight", "skip", "thread", "position", "day"))
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_MAX_SHOWN = 80  # characters of a path, and of what it found
 _NOWHERE = Path("", lambda value: None, frozenset())
 
 
@@ -127,7 +126,7 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
     if len(spec.messages.heads) != 1 or not spec.mark:
         hint = "messages: a path that begins at one column; mark: a name that few other records hold"
         raise UsageError(f"{source}: the format {name!r} has a day without a mark or a column of turns", hint=hint)
-    return form._replace(rows=lambda record: _days(spec, record), mark=spec.mark)
+    return form._replace(days=lambda record: _days(spec, record), mark=spec.mark)
 
 
 def _rows(spec: Spec, record: Row) -> Iterator[Row]:
@@ -136,13 +135,13 @@ def _rows(spec: Spec, record: Row) -> Iterator[Row]:
         yield from ({**shared, **row} for row in objects(spec.rows.find(record)) or ())
 
 
-def _days(spec: Spec, record: Row) -> Iterator[Row]:
-    """Yield the record with the turns of each day. The day is that of the time as it is written; a turn without a time
-    has the day of the turn before it.
+def _days(spec: Spec, record: Row) -> list[Row] | None:
+    """Return the record with the turns of each day, without the days that have none; None for one of another format.
+    The day is that of the time as it is written; a turn without a time has the day of the turn before it.
     """
     (column,) = spec.messages.heads
     if spec.has("when") and not spec.when.find(record):
-        return
+        return None
     days: dict[str, list[Any]] = {}
     day = ""
     for turn in listed(record.get(column)):
@@ -151,8 +150,7 @@ def _days(spec: Spec, record: Row) -> Iterator[Row]:
         days.setdefault(day, []).append(turn)
     # The id is that of the whole chat, and rows with one id are one.
     chat = {key: value for key, value in record.items() if key not in OWN_ID}
-    rows = ({**chat, column: turns} for turns in days.values())
-    yield from (row for row in rows if spec.messages.find(row))  # none for a day with notes of the program alone
+    return [{**chat, column: turns} for turns in days.values() if not all(_is_note(spec, turn) for turn in turns)]
 
 
 def _table_turn(spec: Spec, event: Row) -> TableTurn | None:
@@ -160,13 +158,18 @@ def _table_turn(spec: Spec, event: Row) -> TableTurn | None:
     row = plain_row(event)
     if not has_needs(spec.needs, row) or (spec.has("when") and not spec.when.find(row)):
         return None
-    thread, turn = spec.thread.find(row), _turn(spec, row, None)
-    if not isinstance(thread, str | int) or not isinstance(turn["content"], str | list | None):
+    thread, position = spec.thread.find(row), as_position(spec.position.find(row))
+    if not isinstance(thread, str | int):
+        return None
+    if _is_note(spec, row):
+        return TableTurn(str(thread), None, position)
+    turn = _turn(spec, row, None)
+    if not isinstance(turn["content"], str | list | None):
         return None
     if spec.has("role") and str(turn["role"]).lower() not in ROLES:
         return None
     said = {key: turn[key] for key in _OF_TABLE_TURNS if turn.get(key)}
-    return TableTurn(str(thread), said, as_position(spec.position.find(row)))
+    return TableTurn(str(thread), said, position)
 
 
 def _read(name: str, spec: Spec, row: Row) -> Conversation | None:
@@ -175,8 +178,9 @@ def _read(name: str, spec: Spec, row: Row) -> Conversation | None:
     for reason, path in spec.refuse.items():
         if found := path.find(row):
             # Lists and objects are what somebody wrote; a hint is shown and stored.
-            value = "" if isinstance(found, list | dict) else f" is {str(found)[:80]}"
-            raise RowRefused(reason, f"{name}: {path.text}{value}")
+            is_told = isinstance(found, str | int) and len(path.text) < _MAX_SHOWN
+            told = f"{path.text} is {str(found)[:_MAX_SHOWN]}" if is_told else REASONS[reason].meaning
+            raise RowRefused(reason, f"{name}: {told}")
     if spec.has("messages"):
         return _turns(name, spec, row)
     if spec.has("response"):
@@ -197,21 +201,23 @@ def _turns(name: str, spec: Spec, row: Row) -> Conversation:
     if not isinstance(found, list):
         raise RowRefused("wrong-type", f"{spec.messages.text} must be a list of turns")
     asks = spec.asks.find(row)
-    turns = [turn for turn in found if not (isinstance(turn, dict) and spec.skip.find(turn))]
+    turns = [turn for turn in found if not _is_note(spec, turn)]
     changed: tuple[str, ...] = ("program-notes",) if len(turns) < len(found) else ()
     if spec.has("role", "speaker", "text"):
         turns = [_turn(spec, turn, asks) for turn in turns]
-    if spec.has("speaker") or spec.markup:
-        turns = [turn for turn in turns if not isinstance(turn, dict) or turn["content"]]
     if spec.has("speaker") and asks is None:  # people: the user says who answers
         answers = row.get(ASSISTANT) or spec.answers.find(row) or None
-        return read_session({SESSION: name, "messages": turns, ASSISTANT: answers})
-    read, cut = read_turns(turns, to_media=spec.markup)
+        return read_session({SESSION: name, "messages": turns, ASSISTANT: answers, "left_out": [*changed]})
+    read, cut = read_turns(turns, logged=spec.markup)
     messages, changed = with_system(read, parsed(spec.system.find(row))), (*changed, *cut)
     if messages[-1].role in ("user", "tool") and (answer := spec.answer.find(row)) not in (None, ""):
         more, left_out = read_answer(answer)
         messages, changed = [*messages, *more], (*changed, *left_out)
     return conversation_of(name, messages, read_tools(spec.tools.find(row)), changed)
+
+
+def _is_note(spec: Spec, turn: Any) -> bool:
+    return isinstance(turn, dict) and bool(spec.skip.find(turn))
 
 
 def _turn(spec: Spec, turn: Any, asks: Any) -> Any:
@@ -220,9 +226,9 @@ def _turn(spec: Spec, turn: Any, asks: Any) -> Any:
         return turn
     words = spec.text.find(turn) if spec.has("text") else turn.get("content")
     if spec.markup:
-        words = without_markup(text_of(words, "text")) or ([{"type": "image"}] if "<img" in str(words).lower() else "")
-    if not words and any(turn.get(key) for key in _FILES):
-        words = [{"type": "file"}]  # what is said behind it rests on it
+        words = without_markup(text_of(words, "text"))
+    if not words and (spec.has("speaker") or spec.markup):
+        words = [{"type": "file"}]  # people sent something else; what is said behind it rests on it
     named: dict[str, Any] = {"content": words}
     if spec.has("speaker") and asks is None:
         return {"speaker": str(spec.speaker.find(turn)), **named}

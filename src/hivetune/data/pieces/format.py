@@ -39,7 +39,8 @@ class Format(NamedTuple):
     `needs`: the columns that a record must have before it is read; `a|b` means one of the two. `reads`: the columns
     that the format uses; others are reported as not read. `one_of`: columns of which only the first with a value is
     read. `table`: the format is recognised by names of columns alone, so an unread column may be a part of the
-    question. `rows` yields the rows of a record that contains several; the text of such a record contains `mark`.
+    question. `days` returns the rows of a record that contains one for each day, and None if the record has another
+    format; the text of such a record contains `mark`.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Format(NamedTuple):
     reads: frozenset[str] = frozenset()
     one_of: tuple[tuple[str, ...], ...] = ()
     table: bool = False
-    rows: Callable[[Row], Iterable[Row]] | None = None
+    days: Callable[[Row], list[Row] | None] | None = None
     mark: str = ""
 
 

@@ -23,7 +23,7 @@ SESSION, ASSISTANT = "hivetune_session", "hivetune_assistant"  # the program, an
 MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
 MAX_ROW_CHARS = 16 << 20
 PlacedEvent = tuple[int, dict[str, Any]]  # (line, the object that it holds)
-_AGENTS = ("claude-code", "codex")  # programs that may hide what was thought
+_AGENTS = ("claude-code", "codex", "opencode")  # programs that may hide what was thought
 _MAX_NAMED = 5
 _TURNS = frozenset(("messages", "conversations", "conversation"))
 _ANSWERED = frozenset(("completion", "response", "output", "answer", "solution", "assistant"))
@@ -104,12 +104,12 @@ def path_to(leaf: str | None, parents: Mapping[str, Any]) -> list[str]:
 
 
 class TableTurn(NamedTuple):
-    """One turn of a conversation whose turns are separate rows. Its place is the row where it begins. The turns are
-    sorted by `position` if all have one, else they keep the order of the file. `facts` belong to the whole
-    conversation."""
+    """One turn of a conversation whose turns are separate rows, or None for a note of the program. Its place is the
+    row where it begins. The turns are sorted by `position` if all have one, else they keep the order of the file.
+    `facts` belong to the whole conversation."""
 
     thread: str
-    turn: Mapping[str, Any]
+    turn: Mapping[str, Any] | None
     position: float | None = None
     facts: Mapping[str, Any] = {}
 
@@ -133,16 +133,20 @@ class Threads:
         """Yield the record of each conversation, in the order in which they begin. Turns without a thread's name are
         left out."""
         query = (
-            "SELECT thread, place, position, turn, facts, min(place) OVER (PARTITION BY thread) AS begin FROM turns"
-            " ORDER BY begin, thread, place, rowid"
+            "SELECT thread, place, position, turn, facts,"
+            " min(place) FILTER (WHERE turn <> 'null') OVER (PARTITION BY thread) AS begin"
+            " FROM turns ORDER BY begin, thread, place, rowid"
         )
         for thread, group in itertools.groupby(self._database.execute(query), key=lambda row: row[0]):
             rows = list(group)
-            begin = rows[0][1]
+            begin = rows[0][5]
             if all(position is not None for _, _, position, *_ in rows):
                 rows.sort(key=lambda row: row[2])
             facts = {key: fact for row in rows[::-1] for key, fact in json.loads(row[4]).items()}
-            yield begin, conversation(name, [json.loads(row[3]) for row in rows], **{"session_id": thread, **facts})
+            turns = [turn for row in rows if (turn := json.loads(row[3])) is not None]
+            left_out = ["program-notes"] if len(turns) < len(rows) else []
+            if begin is not None:
+                yield begin, conversation(name, turns, left_out, **{"session_id": thread, **facts})
         self._database.close()
 
 
@@ -168,23 +172,21 @@ def read_session(row: Row) -> Conversation:
     if not isinstance(row.get("messages"), list):
         raise RowRefused("wrong-type", "messages must be a list of objects")
     name, turns = str(row[SESSION]), _with_roles(row["messages"], row.get(ASSISTANT))
-    read, cut = read_turns(turns, to_media=True)
-    answered = [m for m in with_system(read, row.get("system")) if not is_lone_thought(m, silent=name in _AGENTS)]
-    question = next((i for i, message in enumerate(answered) if message.role == "user"), None)
-    if question is None:
-        raise RowRefused("earlier-turns-missing", "the session has no question: include its beginning")
+    read, cut = read_turns(turns, logged=True)
+    answered = [m for m in with_system(read, row.get("system")) if not _is_lone_thought(m, silent=name in _AGENTS)]
+    question = next(i for i, message in enumerate(answered) if message.role == "user")
     # Results in front of the first question belong to calls that stand elsewhere.
     messages = [message for i, message in enumerate(answered) if i >= question or message.role != "tool"]
     # A file of others may have such a field too: only reasons are believed.
     left_out = [reason for reason in listed(row.get("left_out")) if isinstance(reason, str) and reason in REWRITTEN]
-    left_out += ["lone-thought"] if any(is_lone_thought(m, silent=name in _AGENTS) for m in read) else []
+    left_out += ["lone-thought"] if any(_is_lone_thought(m, silent=name in _AGENTS) for m in read) else []
     left_out += ["result-without-call"] if len(messages) < len(answered) else []
-    return conversation_of(name, messages, read_tools(row.get("tools")), [*left_out, *cut])
+    return conversation_of(name, messages, read_tools(row.get("tools")), list(dict.fromkeys([*left_out, *cut])))
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     """Return turns that name a `speaker`, with a role for each: `assistant` answers, all others ask. Raise RowRefused:
-    who-answers if no assistant is named; filtered if the assistant has no turn.
+    who-answers if no assistant is named; filtered if the assistant answers nobody.
     """
     said = [str(turn["speaker"]) for turn in turns if isinstance(turn, dict) and "speaker" in turn]
     if not said:
@@ -196,10 +198,14 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
         likely = next((name for name, _ in speakers.most_common() if name != said[0]), said[0])
         example = shlex.quote(f"assistant={likely}")
         raise RowRefused("who-answers", f"{named}: say who answers, as in --columns {example}")
-    if assistant not in said:
+    # Whoever only announces something, or speaks before anybody asked, answers nobody.
+    asked = next((place for place, speaker in enumerate(said) if speaker != assistant), len(said))
+    if assistant not in said[asked:]:
         # A first name alone is meant as often as it is misspelt: "Ben" is 0.55 like "Ben Osei".
-        near = difflib.get_close_matches(str(assistant), speakers, 1, cutoff=0.5)
-        raise RowRefused("filtered", f"{assistant!r} says nothing here" + (f"; {near[0]!r} does" if near else ""))
+        near = [] if assistant in said else difflib.get_close_matches(str(assistant), speakers, 1, cutoff=0.5)
+        raise RowRefused(
+            "filtered", f"{assistant!r} answers nobody here" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
     with_role: list[Any] = []
     for turn in turns:
         if isinstance(turn, dict) and "speaker" in turn:
@@ -212,7 +218,7 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     return with_role
 
 
-def is_lone_thought(message: Message, *, silent: bool) -> bool:
+def _is_lone_thought(message: Message, *, silent: bool) -> bool:
     """Return whether a turn has only a thought. `silent`: the program may hide thoughts, so an empty turn
     counts too.
     """

@@ -1,14 +1,16 @@
 """The conversion of turns of OpenAI (chat and Responses), Anthropic, Gemini and Ollama to messages. Tool calls, and the
 tools that may be called, are converted to OpenAI's form."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from hivetune.data.columns import REASONING
 from hivetune.data.pieces.format import NOT_HELD, Conversation, Tools
-from hivetune.data.pieces.values import all_texts, listed, objects, one_of, parsed, text_of, texts_in
+from hivetune.data.pieces.values import MAX_VALUES, all_texts, listed, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
@@ -95,17 +97,22 @@ def _plain_tool(tool: Any) -> Mapping[str, Any]:
     return {"type": "function", "function": function}
 
 
-_MEANT_NULLS = ("default", "const", "examples", "enum")  # keys of a schema that may hold null
+_HOLD_VALUES = ("default", "const", "examples", "enum")  # keys of a schema that hold values and no schemas
+_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 
 
 def _without_nulls(schema: Any) -> Any:
-    """Return a schema without keys whose value is null."""
+    """Return a schema without keys whose value is null, but a default of null where null is allowed."""
     if isinstance(schema, list):
         return [_without_nulls(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if value is not None or key in _MEANT_NULLS}
-    return {key: value if key in _MEANT_NULLS else _without_nulls(value) for key, value in kept.items()}
+    kept = {key: value for key, value in schema.items() if value is not None or _is_default(key, schema)}
+    return {key: value if key in _HOLD_VALUES else _without_nulls(value) for key, value in kept.items()}
+
+
+def _is_default(key: str, schema: Mapping[str, Any]) -> bool:
+    return key == "default" and _allow_null(_stood_for([schema], schema))
 
 
 def without_padding(conversation: Conversation) -> Conversation:
@@ -121,26 +128,46 @@ def without_padding(conversation: Conversation) -> Conversation:
         for call in calls:
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             if name in schemas:
-                call["function"] = {**call["function"], "arguments": _given(arguments, schemas[name])}
+                call["function"] = {**call["function"], "arguments": _given(arguments, [schemas[name]], schemas[name])}
         return replace(message, tool_calls=tuple(calls)) if calls else message
 
     return conversation._replace(messages=tuple(map(given, conversation.messages))) if schemas else conversation
 
 
-def _given(value: Any, schema: Any) -> Any:
-    """Return a value without the null fields that its schema does not allow."""
-    if isinstance(value, list):
-        return [_given(item, one_of(schema, "items")) for item in value]
-    if not isinstance(value, dict):
+def _given(value: Any, schemas: Sequence[Any], parameters: Any) -> Any:
+    """Return a value without the null fields that none of its schemas allows. `parameters`: the tool's whole schema."""
+    if not isinstance(value, list | dict):
         return value
-    properties = one_of(schema, "properties")
-    fields = {key: _given(item, one_of(properties, key)) for key, item in value.items()}
-    return {key: item for key, item in fields.items() if item is not None or _is_nullable(one_of(properties, key))}
+    known = _stood_for(schemas, parameters)
+    if isinstance(value, list):
+        return [_given(item, [one_of(schema, "items") for schema in known], parameters) for item in value]
+    own = {key: [one_of(one_of(schema, "properties"), key) for schema in known] for key in value}
+    return {
+        key: _given(item, own[key], parameters)
+        for key, item in value.items()
+        if item is not None or _allow_null(_stood_for(own[key], parameters))
+    }
 
 
-def _is_nullable(schema: Any) -> bool:
-    allowed = [one_of(schema, key) for key in ("type", "anyOf", "oneOf")]
-    return "null" in texts_in(allowed) or one_of(schema, "nullable") is True or None in listed(one_of(schema, "enum"))
+def _stood_for(schemas: Sequence[Any], parameters: Any) -> list[Mapping[str, Any]]:
+    """Return schemas and those that they stand for: behind `$ref`, and one of several."""
+    found: list[Mapping[str, Any]] = [schema for schema in schemas if isinstance(schema, dict)]
+    for schema in itertools.islice(found, MAX_VALUES):  # which grows meanwhile, and without an end if one holds itself
+        named = reduce(one_of, str(schema.get("$ref", "")).split("/")[1:], parameters) if "$ref" in schema else None
+        others = [named, *(one for key in _ALTERNATIVES for one in listed(schema.get(key)))]
+        found += [one for one in others if isinstance(one, dict)]
+    return found
+
+
+def _allow_null(schemas: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether one of these schemas names null among its types or its values."""
+    return any(
+        schema.get("type") == "null"
+        or "null" in listed(schema.get("type"))
+        or schema.get("nullable") is True
+        or None in listed(schema.get("enum"))
+        for schema in schemas
+    )
 
 
 # From a turn to messages: each part of it is read as a message of its own, and these are joined.
@@ -267,7 +294,10 @@ def _result(part: Mapping[str, Any]) -> Message:
     inner = one_of(part, "functionResponse", "function_response") or part
     value = one_of(inner, "content", "output", "result", "response", "tool_result")
     value = parsed(value) if part.get("type") == "toolCallResult" else value  # LM Studio writes parts as JSON text
-    media = any(one_of(item, "type") in ("image", "image_url", "document") for item in listed(value))
+    media = any(
+        one_of(item, "type") in ("image", "image_url", "input_image", "input_file", "document")
+        for item in listed(value)
+    )
     if media or (inner is not part and one_of(inner, "parts")):
         raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
     if isinstance(value, dict) and value.keys() == {"output"}:
@@ -294,12 +324,14 @@ def _joined(first: Message, second: Message, between: str) -> Message:
 
 
 def read_turns(
-    turns: Iterable[Any], read: Callable[[Any], list[Message]] = read_turn, *, to_media: bool = False
+    turns: Iterable[Any], read: Callable[[Any], list[Message]] = read_turn, *, logged: bool = False
 ) -> tuple[list[Message], tuple[str, ...]]:
-    """Return the messages of all turns, and the reasons of severity warn. `to_media`: the conversation ends before a
-    turn with an image, a file or a tool that the log does not hold, if something is learned before it. Raise
-    RowRefused."""
+    """Return the messages of all turns, and the reasons of severity warn. `logged`: a program wrote the turns, nobody
+    made rows of them. Such a conversation ends before a turn with an image, a file or a tool that its log lacks, and is
+    set aside if nothing is learned before it, or if nobody is answered. Raise RowRefused.
+    """
     messages: list[Message] = []
+    cut: tuple[str, ...] = ()
     after_item = False
     for turn in turns:
         if turn is None or one_of(turn, "type") in _SILENT:
@@ -307,15 +339,22 @@ def read_turns(
         try:
             found, item = read(turn), is_item(turn)
         except RowRefused as refused:
-            learned = to_media and any(message.role == "assistant" and message.weight for message in messages)
-            if refused.reason not in (NOT_HELD, "unsupported-content") or not learned:
+            if not logged or refused.reason not in (NOT_HELD, "unsupported-content"):
                 raise
-            return messages, ("ends-before-media",)  # what follows rests on what nobody can read
+            if not any(message.role == "assistant" and message.weight for message in messages):
+                raise RowRefused(NOT_HELD, refused.hint) from None
+            cut = ("ends-before-media",)  # what follows rests on what nobody can read
+            break
         if (item or after_item) and messages and found and _belongs(messages[-1], found[0]):
             found = [_joined(messages.pop(), found[0], _BETWEEN), *found[1:]]  # one answer, item by item
         messages += found
         after_item = item
-    return messages, ()
+    roles = [message.role for message in messages]
+    if logged and "user" not in roles:
+        raise RowRefused("earlier-turns-missing", "it has no question: include its beginning")
+    if logged and "assistant" not in roles[roles.index("user") :]:
+        raise RowRefused(NOT_HELD, "nobody answers in it")
+    return messages, cut
 
 
 def read_messages(turns: Any, system: Any) -> list[Message]:
