@@ -12,7 +12,7 @@ import sqlite3
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def test_no_part_of_another_type_ends_a_check() -> None:
                 payload = json.dumps(row).encode()
                 for inside in rows_inside(payload) or [payload]:
                     with contextlib.suppress(RowRefused):
-                        read_example(replace(raw, payload=inside, file=None), {})
+                        read_example(raw._replace(payload=inside, file=None), {})
 
 
 def forget_formats() -> None:
