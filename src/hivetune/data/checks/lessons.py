@@ -8,9 +8,8 @@ import marshal
 import re
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.records import Message
 
@@ -24,8 +23,7 @@ Triple = str | int  # three words with spaces between, or their hash
 SALT = b"hivetune split 1"
 
 
-@dataclass(frozen=True, slots=True)
-class Lesson:
+class Lesson(NamedTuple):
     """The word triples of a row in lower case, in three sets: system prompts and tools, other untrained text, trained
     text."""
 
@@ -57,9 +55,10 @@ def packed_lesson(lesson: Lesson) -> bytes:
 
 
 def unpacked_lesson(packed: bytes | memoryview) -> Lesson:
-    *hashes, calls, numbers = marshal.loads(packed)
-    context, question, learned = (memoryview(one).cast("q") for one in hashes)
-    return Lesson(context, question, learned, calls, numbers)
+    context, question, learned, calls, numbers = marshal.loads(packed)
+    return Lesson(
+        memoryview(context).cast("q"), memoryview(question).cast("q"), memoryview(learned).cast("q"), calls, numbers
+    )
 
 
 def texts_of(messages: Sequence[Message]) -> tuple[str, str, tuple[str, ...]]:

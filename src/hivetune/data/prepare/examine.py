@@ -290,7 +290,7 @@ class Examiner:
             return Examined(*columns, earlier)
         lesson = lesson_of(example.messages, example.tools)
         if is_bad:  # no copy of a good answer
-            lesson = replace(lesson, calls=(*lesson.calls, example.lesson))
+            lesson = lesson._replace(calls=(*lesson.calls, example.lesson))
         return Examined(*columns, earlier, sketch(lesson, self._settings.data.near_duplicates), packed_lesson(lesson))
 
 

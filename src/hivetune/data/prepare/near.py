@@ -8,6 +8,8 @@ their MinHash (of all words, or of the question's words) are candidates; candida
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
+from itertools import compress
+from operator import ne
 from typing import BinaryIO, NamedTuple
 from zlib import crc32
 
@@ -24,7 +26,6 @@ RECENT = 256  # lessons that are kept: a row is compared with the first and the 
 # rows.
 REMEMBERED = 1 << 20
 BLOCK_ROWS = 4096
-NONE = (1 << 32) - 1
 
 
 class Pair(NamedTuple):
@@ -92,8 +93,9 @@ class Groups:
 
     def closed(self) -> "array[int]":
         """Return the root of each row."""
-        for row in range(len(self._roots)):
-            self._roots[row] = self.root(row)
+        # Each round halves the paths; a call of `root` for each row takes three times as long.
+        while (nearer := array("I", map(self._roots.__getitem__, self._roots))) != self._roots:
+            self._roots = nearer
         return self._roots
 
     def root(self, row: int) -> int:
@@ -122,8 +124,9 @@ def near_pairs(
     for band in range(num_keys):
         of_copies = band < num_words
         of_band = _of_band(sketches, band, num_keys)
-        for row, other in _candidates(array("I", map(of_band.__getitem__, order))):
-            # Copies are found by the bands of all words; those of questions only have to connect.
+        keys = array("I", map(of_band.__getitem__, order))
+        # Copies are found by the bands of all words; those of questions only have to connect.
+        for row, other in _candidates(keys, range(len(keys)) if of_copies else connected.closed()):
             is_new = connected.root(row) != connected.root(other)
             if not is_new and not of_copies:
                 continue
@@ -163,24 +166,21 @@ def dropped(copies: Iterable[Pair]) -> Iterator[Pair]:
             yield pair
 
 
-def _candidates(keys: "array[int]") -> Iterator[tuple[int, int]]:
-    """Yield each position with the first and the last earlier position of the same key; keys of 0 are skipped."""
-    # A table of chains in arrays: a dict of a million keys takes 100 MB.
-    mask = (1 << max(10, len(keys).bit_length())) - 1
-    heads = array("I", [NONE]) * (mask + 1)
-    after = array("I", [NONE]) * len(keys)
-    last = array("I", range(len(keys)))
-    for row, key in enumerate(keys):
-        if not key:
-            continue
-        first = heads[key & mask]
-        while first != NONE and keys[first] != key:
-            first = after[first]
-        if first == NONE:
-            after[row] = heads[key & mask]
-            heads[key & mask] = row
-            continue
-        yield row, first
-        if last[first] != first:
-            yield row, last[first]
-        last[first] = row
+def _candidates(keys: Sequence[int], sets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield each position with the first and the last earlier position of the same key, if they are in other `sets`.
+    Keys of 0 are skipped.
+    """
+    first: dict[int, int] = {}
+    firsts = array("I", map(first.setdefault, keys, range(len(keys))))
+    # Most keys have one row, or are of rows in one set: they are passed over without a step of Python for each row.
+    divided = set(compress(firsts, map(ne, sets, map(sets.__getitem__, firsts))))
+    divided.discard(first.pop(0, -1))
+    last: dict[int, int] = {}
+    for row in compress(range(len(keys)), map(divided.__contains__, firsts)):
+        earliest = firsts[row]
+        latest = last.get(earliest, earliest)
+        last[earliest] = row
+        if sets[row] != sets[earliest]:
+            yield row, earliest
+        if latest != earliest and sets[row] != sets[latest]:
+            yield row, latest
