@@ -59,7 +59,7 @@ def config_of(path: Path = Path("rows.jsonl"), **cycle: Any) -> RunConfig:
 def test_all_new_rows_and_a_random_part_of_the_old_ones() -> None:
     old, new = rows(1000), rows(20, first=1000)
     left_out = choose_rows([*old, *new], ids(old), 52_000)
-    assert Counter(left_out.values()) == {"over-budget": 500}
+    assert Counter(left_out.values()) == {"not-drawn": 500}
     kept = [number for number, one in enumerate(old) if one.id not in left_out]
     assert 350 < sum(kept) / len(kept) < 650, "neither the oldest nor the newest"
 
@@ -67,13 +67,13 @@ def test_all_new_rows_and_a_random_part_of_the_old_ones() -> None:
 def test_new_rows_beyond_the_budget_wait_their_turn() -> None:
     old, new = rows(100), rows(100, first=100)
     left_out = choose_rows([*old, *new], ids(old), 6000)
-    assert Counter(left_out.values()) == {"over-budget": 140}
+    assert Counter(left_out.values()) == {"not-drawn": 140}
     assert left_out.keys() & ids(new) == ids(new[60:])
 
 
 def test_own_answers_are_never_evidence() -> None:
     found = [*rows(3, answered_by="helpdesk@1"), *rows(2, first=10, answered_by="helpdesk@1", split="test")]
-    assert choose_rows(found, (), None) == {"0010": "own-evidence", "0011": "own-evidence"}
+    assert choose_rows(found, (), None) == {"0010": "own-answer", "0011": "own-answer"}
 
 
 POOL = st.lists(
@@ -167,6 +167,6 @@ def test_values_with_enough_rows_have_a_domain() -> None:
 
 def test_rows_of_other_domains_are_left_out_on_both_sides_of_the_split() -> None:
     mine, others, domain = of("IT", 3, 2, 0), of("billing", 3, 2, 10), Domain("desk", "agent", "it")
-    assert choose_rows([*mine, *others], (), None, domain) == {one.id: "other-domain" for one in others}
+    assert choose_rows([*mine, *others], (), None, domain) == {one.id: "filtered" for one in others}
     own = row(50, agent="it", split="test", answered_by="desk@1")
-    assert choose_rows([own], (), None, domain) == {own.id: "own-evidence"}
+    assert choose_rows([own], (), None, domain) == {own.id: "own-answer"}

@@ -70,12 +70,21 @@ def test_no_other_column_is_an_outcome_by_its_name(column: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("feedback", "too long"), ("success", "maybe"), ("timestamp", "noon"), ("session_id", {"id": 1}), ("user", ["a"])],
+    [
+        ("feedback", "the answer number {} is too long"),
+        ("success", "maybe"),
+        ("created_at", "on the {}. of May at noon, or so"),
+        ("session_id", {"id": 1}),
+        ("user", ["a"]),
+    ],
 )
 def test_a_fact_that_makes_no_sense_is_listed_as_not_read(column: str, value: Any, tmp_path: Path) -> None:
-    rows = [{"question": f"Is {n} odd?", "answer": str(n % 2 == 1), column: value} for n in range(20)]
+    """Sentences in it refused the table."""
+    values = [value.format(n) if isinstance(value, str) else value for n in range(20)]
+    rows = [{"question": f"Is {n} odd?", "answer": str(n % 2 == 1), column: values[n]} for n in range(20)]
     document = report_of(write(tmp_path / "rows.jsonl", rows))
     assert (document["usable"], [listed["column"] for listed in unread(document)]) == (20, [column])
+    assert unread(document)[0]["example"] == (values[0] if isinstance(value, str) else json.dumps(value))
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,30 @@ def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
             ],
             {"messages": "history"},
         ),
+        (
+            [{"thread": [{"who": "Ann", "said": f"Where is {n}?"}, {"who": "Ben", "said": "Ah."}]} for n in range(6)],
+            {"messages": "thread", "role": "who", "text": "said", "assistant": "Ben"},
+        ),
+        (
+            [
+                {
+                    "no": n // 2,
+                    "author": "me" if n % 2 else f"c{n}",
+                    "body": f"It is {n}.",
+                    "sent": f"2026-01-02 03:{n}",
+                }
+                for n in range(10, 30)
+            ],
+            {"session": "no", "role": "author", "text": "body", "assistant": "me", "time": "sent"},
+        ),
+        (
+            [{"page": page, "items": [{"q": f"Where is {page}{n}?", "a": f"In {n}."} for n in "bcd"]} for page in "fg"],
+            {"rows": "items[]", "prompt": "q", "completion": "a"},
+        ),
+        (
+            [{f"k{n}": {"question": f"Where is {n}?", "reply": f"In {n}."} for n in range(6)}],
+            {"rows": "*", "prompt": "question", "completion": "reply"},
+        ),
     ],
 )
 def test_an_unknown_table_needs_the_one_line_that_is_printed(

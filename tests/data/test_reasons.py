@@ -71,7 +71,7 @@ def test_a_row_that_is_too_large_has_its_own_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     small, large = {"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "é" * (15 << 20)}
     path.write_text("[\n\n\n" + json.dumps(small) + ",\n\n" + json.dumps(large, ensure_ascii=False) + "]\n")
-    assert [found[:2] for found in problems(path)] == [("6", "line-too-large")]
+    assert [found[:2] for found in problems(path)] == [("6", "too-long")]
     assert "MiB" in problems(path)[0][2]
 
 
@@ -79,7 +79,7 @@ def test_the_size_of_a_row_is_said_in_bytes(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "a", "completion": "é" * (9 << 20)}, ensure_ascii=False) + "\n")
     ((line, reason, hint),) = problems(path)
-    assert (line, reason) == ("1", "line-too-large")
+    assert (line, reason) == ("1", "too-long")
     assert "18.0 MiB" in hint
 
 

@@ -143,8 +143,8 @@ def choose_rows(
     outside it are left out.
     """
     # A release's own answer is never evidence, so that no release judges its successors.
-    left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
-    left_out |= {row.id: "other-domain" for row in rows if domain is not None and not domain.holds(row)}
+    left_out = {row.id: "own-answer" for row in rows if row.split != "train" and row.answered_by is not None}
+    left_out |= {row.id: "filtered" for row in rows if domain is not None and not domain.holds(row)}
     # Only trained rows cost training; the held-out ones stay, so that all candidates are judged by the same.
     trained = [row for row in rows if row.split == "train" and row.id not in left_out]
     # All new ones before any old one: what nobody has learned yet is why this cycle runs.
@@ -155,7 +155,7 @@ def choose_rows(
         if row.length <= room:
             room -= row.length
         else:
-            left_out[row.id] = "over-budget"
+            left_out[row.id] = "not-drawn"
     return left_out
 
 

@@ -2,10 +2,12 @@
 when and how well), which are read out of a row here.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -136,19 +138,21 @@ _BREAKS = re.compile(r"[\s.\-/]+")
 
 
 def as_time(value: Any) -> float | None:
-    """Return a time in seconds since 1970, from a number (in s, ms, us or ns, told apart by its size) or from an ISO
-    8601 text (UTC if it has no zone); None for any other value."""
+    """Return a time in seconds since 1970, from a number (in s, ms, us or ns, told apart by its size) or from a text
+    (UTC if it has no zone): ISO 8601, RFC 2822 ("Mon, 3 Nov 2025 09:12:33 +0000") or ctime ("Mon Nov 3 09:12:33 +0000
+    2025"); None for any other value.
+    """
     if (number := as_number(value)) is not None:
         for _ in range(3):
             number = number / 1000 if number > _LARGEST_SECONDS else number
         return number if 0 < number <= _LARGEST_SECONDS else None
     if not isinstance(value, str):
         return None
-    try:
-        moment = datetime.fromisoformat(value.strip())
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
+    for read in (datetime.fromisoformat, parsedate_to_datetime):  # the latter reads RFC 2822 and ctime
+        with contextlib.suppress(ValueError, OverflowError):
+            moment = read(value.strip())
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return None
 
 
 def as_position(value: Any) -> float | None:

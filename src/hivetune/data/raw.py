@@ -21,6 +21,7 @@ class Source:
 
     The daily files of a Slack channel are read as one source: `parts` are these files, and `users` is the path of
     users.json.
+    The `parts` of the store are the files, tables and streams that its rows came from.
 
     The other fields follow from its first rows (prepare/understand.py). `inside`: the path of the rows in a record,
     empty if a record is a row. `turns`: the user's mapping, if each row is a turn. `suggestion`: a mapping for rows of

@@ -119,7 +119,7 @@ class ExaminedRow:
 def refuse_session_line(row: Row) -> None:
     """Raise RowRefused for one line of a coding agent's session, which is not a row without the other lines."""
     if not _OF_SESSION_LINES.isdisjoint(row) and (claude_code.is_line(row) or codex.is_line(row)):
-        raise RowRefused("one-message", "it is a line of a coding agent's session: give the session's own file")
+        raise RowRefused("unknown-layout", "it is a line of a coding agent's session: give the session's own file")
 
 
 def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ExaminedRow:

@@ -60,7 +60,6 @@ _REJECT = {
         "save or decode the source again as UTF-8, or delete the row",
     ),
     "bad-json": ("the row is not a complete JSON object, or is nested too deeply", "correct the JSON of this row"),
-    "line-too-large": ("the row is larger than 16 MiB", "split the row"),
     "broken-file": (
         "the rest of the file is unreadable: damaged compression, CSV, JSON array or Parquet",
         "restore the file",
@@ -72,12 +71,8 @@ _REJECT = {
         "map it, for example --columns prompt=question+country, or leave it out: --ignore country",
     ),
     "unknown-layout": (
-        "the columns are unknown",
+        "the columns are unknown, or are those of one message of a conversation or one line of a session",
         "map your columns, for example --columns prompt=my_question,completion=my_answer",
-    ),
-    "one-message": (
-        "the row is one message of a conversation, or one line of a session",
-        "join the messages of each conversation to one row with a list `messages`",
     ),
     "rendered-text": (
         "the text is a conversation with a template's marks: its questions would be learned too",
@@ -124,10 +119,6 @@ _REJECT = {
         "the model's chat template can't render the row",
         "see the message; often the order of the roles",
     ),
-    "template-limit": (
-        "the chat template needs too much time or memory for this row",
-        "use the template that belongs to the model",
-    ),
     "not-in-template": ("the template drops or rewrites a part of the row", "use a model whose template keeps it"),
     "no-trained-token": ("no token of the row would be trained", "give one answer the weight 1"),
     "end-not-trained": (
@@ -135,16 +126,20 @@ _REJECT = {
         "use the model's own template",
     ),
     "too-long": (
-        "the row has more tokens than max_length, or more than a million characters",
+        "the row has more tokens than max_length, more than a million characters, or more than 16 MiB",
         "raise max_length, or divide long conversations: --set data.on_overlong=split",
     ),
-    "too-slow": ("checking the row took more than 20 s of processor time", "split the row, or look at its content"),
+    "too-costly": (
+        "checking the row takes more than 20 s of processor time, or its chat template more than 2 s or 1 GiB",
+        "split the row, or look at its content; use the template that belongs to the model",
+    ),
 }
 # The row is intact, but left out by a setting:
 _SET_ASIDE = {
     # By policy
     "filtered": (
-        "the row does not match `where` in data.columns, or the named assistant answers nobody in it",
+        "the row does not match `where` in data.columns, the named assistant answers nobody in it, or it is not of the"
+        " agent or category that is trained (cycle.by)",
         "nothing to do",
     ),
     "failed": (
@@ -176,14 +171,14 @@ _SET_ASIDE = {
         "nothing to do; the rest of the log is read",
     ),
     "own-answer": (
-        "a release gave the answer, and nobody approved it",
+        "a release gave the answer, and nobody approved it, or it would judge a release",
         "rate it (POST /v1/feedback), or set data.also_train: [own_answers]",
     ),
     "untrusted": ("the text to learn came from a tool or a web page", "to train it, set data.also_train: [untrusted]"),
     "forgotten": ("its user, session, source or row was forgotten", "nothing to do; hivetune forget excludes it"),
     "frozen-question": ("the row asks a frozen question, which judges releases and is never trained", "nothing to do"),
     "not-drawn": (
-        "data.balance or data.max_rows allows fewer rows, and others were drawn",
+        "data.balance, data.max_rows or the hours of a cycle allow fewer rows, and others were drawn",
         "set data.balance: none, or raise data.max_rows",
     ),
     "quota": (
@@ -192,10 +187,6 @@ _SET_ASIDE = {
         "nothing to do; the rows that are used are drawn by content",
     ),
     "set-aside": ("a person set it aside", "undo it on the dashboard's page Review"),
-    # By a cycle's choice of rows, through data.leave_out
-    "own-evidence": ("a release gave the answer, so it can't judge a release", "correct it"),
-    "other-domain": ("it is of another agent or category (cycle.by)", "nothing to do"),
-    "over-budget": ("the training budget is too small for this row; later cycles may draw it", "raise cycle.hours"),
 }
 # The row is used, but changed; always counted:
 _WARN = {
@@ -210,8 +201,10 @@ _WARN = {
     ),
     "redacted-secret": ("a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": ("personal data was replaced by a placeholder", "to keep it, set data.on_private: keep"),
-    "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
-    "split": ("too long: divided before questions, so that each part fits", "raise max_length to keep it whole"),
+    "shortened": (
+        "longer than max_length: divided before questions, or cut there (data.on_overlong)",
+        "raise max_length to keep it whole",
+    ),
     "empty-thought": (
         "the template writes a thought before the answer, and the row has none: it is empty",
         "add reasoning to the row, or use a model that does not think",
@@ -240,8 +233,12 @@ REWRITTEN = {
     "turn-by-turn": "the template rewrites earlier turns: each answer is trained with the prompt of a server",
     "turns-from-text": "speakers or template marks in a text were read as turns, or removed from its ends",
 }
-# The reasons that the file of `data.leave_out` may name: ids of rows to leave out, each with its reason (docs/data.md).
-LEAVE_OUT = ("own-evidence", "other-domain", "over-budget")
+# The reasons that the file of `data.leave_out` may name, each with its hint there: a cycle's choice of rows.
+LEAVE_OUT = {
+    "own-answer": "a release gave the answer, so it can't judge a release: correct it",
+    "filtered": "it is of another agent or category (cycle.by)",
+    "not-drawn": "the training budget is too small for this row; later cycles may draw it, or raise cycle.hours",
+}
 
 
 def write_leave_out(path: Path, named: Mapping[str, str]) -> None:
@@ -261,7 +258,8 @@ def read_leave_out(path: Path) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
-            named[str(entry["id"])] = LEAVE_OUT[LEAVE_OUT.index(entry["reason"])]
+            LEAVE_OUT[entry["reason"]]
+            named[str(entry["id"])] = entry["reason"]
         except (ValueError, KeyError, TypeError):
             raise UsageError(
                 f'{path}:{number}: not a line of the form {{"id": ..., "reason": ...}}',

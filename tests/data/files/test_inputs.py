@@ -104,7 +104,7 @@ def test_a_giant_line_is_refused_unread(tmp_path: Path, monkeypatch: pytest.Monk
         for end in (b"\n", b""):
             path.write_bytes(b"\n".join(lines) + end)
             report = check(DataConfig(path=str(path)))
-            assert report.document["rejected"] == {"line-too-large": 1}
+            assert report.document["rejected"] == {"too-long": 1}
             assert report.document["problems"][0]["source"] == f"{path}:{lines.index(giant) + 1}"
             assert report.usable == 4
 

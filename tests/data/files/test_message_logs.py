@@ -49,7 +49,7 @@ def test_newest_first_is_turned_round(tmp_path: Path) -> None:
 
 def test_messages_without_a_session_are_refused(tmp_path: Path) -> None:
     log = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
-    assert read(tmp_path, log) == ["one-message", "one-message"]
+    assert read(tmp_path, log) == ["unknown-layout", "unknown-layout"]
 
 
 def test_a_log_that_begins_with_messages_and_goes_on_otherwise_loses_no_row(tmp_path: Path) -> None:

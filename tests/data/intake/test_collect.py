@@ -96,6 +96,11 @@ def test_any_value_in_a_column_is_a_value_or_none(value: Any) -> None:
         ("1767323045", 1767323045.0),
         ("2026-01-02T03:04:05", 1767323045.0),
         ("2026-01-02T04:04:05+01:00", 1767323045.0),
+        ("Fri, 2 Jan 2026 04:04:05 +0100", 1767323045.0),  # RFC 2822, as in mails
+        ("Fri, 2 Jan 2026 03:04:05 -0000", 1767323045.0),
+        ("Fri Jan 02 04:04:05 +0100 2026", 1767323045.0),  # as Twitter wrote it
+        ("Fri Jan  2 03:04:05 2026", 1767323045.0),  # ctime
+        ("Fri, 2 Jan", None),
         ("yesterday", None),
         (float("nan"), None),
         (-5, None),

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.base.database import open_database
+from hivetune.data.files import rows as file_rows
 from hivetune.data.intake import logs
 from hivetune.data.intake.interactions import commit_batch
 from hivetune.data.intake.logs import FileReader
@@ -98,7 +99,7 @@ def test_a_last_row_without_line_feed_is_taken_once(log: Path) -> None:
 
 
 def test_a_line_larger_than_any_row_is_refused_once_and_passed_over(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_ROW_BYTES", 50_000)
+    monkeypatch.setattr(file_rows, "MAX_ROW_BYTES", 50_000)
     monkeypatch.setattr(logs, "_BATCH_BYTES", 1_000)
     append(log, 1)
     with open(log, "a", encoding="utf-8") as file:
@@ -110,7 +111,7 @@ def test_a_line_larger_than_any_row_is_refused_once_and_passed_over(log: Path, m
         assert total(str(file)) == ((1, 0, 0, 0) if size == 50_000 else (0, 0, 1, 0))
         file.unlink()
     assert total(str(log)) == (2, 0, 1, 0)
-    assert query("SELECT source, reason FROM refused")[1:] == [(f"{log}:2", "line-too-large")]
+    assert query("SELECT source, reason FROM refused")[1:] == [(f"{log}:2", "too-long")]
     assert query("SELECT source FROM interactions")[1:] == [f"{log}:1", f"{log}:3"]
 
 
@@ -353,7 +354,7 @@ def test_lines_of_a_session_are_no_rows(tmp_path: Path) -> None:
     asked = {**event, "type": "user", "uuid": "1", "message": {"role": "user", "content": "What is it?"}}
     path.write_text(json.dumps(asked) + "\n")
     tally = collect_now(str(path)).total()
-    assert (tally.stored, tally.reasons) == (0, {"one-message": 1})
+    assert (tally.stored, tally.reasons) == (0, {"unknown-layout": 1})
 
 
 def test_a_folder_is_followed_through_links_and_no_file_is_stored_twice(tmp_path: Path) -> None:

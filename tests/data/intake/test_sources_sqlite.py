@@ -10,7 +10,9 @@ import pytest
 from collecting import collect_now, query, row, stored_numbers, total
 
 from hivetune.base.database import open_database
+from hivetune.config import DataConfig
 from hivetune.data.intake import tables as source
+from hivetune.data.prepare.prepare import check
 
 
 @pytest.fixture
@@ -36,6 +38,26 @@ def test_rows_come_with_their_place(app: sqlite3.Connection, tmp_path: Path) -> 
     found = query("SELECT source, row FROM interactions")
     expected = '{"id": 5, "prompt": "q", "completion": [1, 2], "at": 1.5, "extra": null}'
     assert found == [(f"{tmp_path / 'app.db'}#chats:5", expected)]
+
+
+def test_the_rows_of_each_table_are_understood_by_themselves(app: sqlite3.Connection, tmp_path: Path) -> None:
+    """Columns were left out of the rows of the store without a word, and no mapping was suggested."""
+    add(app, *range(10))
+    app.executescript("CREATE TABLE told AS SELECT * FROM chats; CREATE TABLE notes AS SELECT * FROM chats")
+    app.execute("UPDATE told SET prompt = 'Where?', extra = 'country ' || id")
+    app.execute("ALTER TABLE notes RENAME COLUMN prompt TO ask")
+    app.execute("ALTER TABLE notes RENAME COLUMN completion TO note")
+    collect_now(*(url(tmp_path, f"table={table}") for table in ("chats", "told", "notes")))
+    document = check(DataConfig(path="store", near_duplicates=0)).document
+    assert (document["usable"], document["rejected"]) == (10, {"unknown-layout": 10, "unread-column": 10})
+    chats, notes, told = sorted(document["understood"])
+    assert [column["column"] for column in document["understood"][told][0]["not_read"]] == ["at", "extra"]
+    columns = {"prompt": "ask", "completion": "note"}
+    assert (document["unclear"][notes]["columns"], chats in document["unclear"]) == (columns, False)
+    [hint] = [problem["hint"] for problem in document["problems"] if problem["reason"] == "unread-column"]
+    assert "'extra' is not read: read it with --columns prompt=prompt+extra, or" in hint
+    mapped = check(DataConfig(path="store", near_duplicates=0, columns=columns)).document
+    assert (mapped["usable"], mapped["rejected"]) == (10, {"unknown-layout": 20})
 
 
 def test_a_cell_of_many_conversations_is_many_rows(app: sqlite3.Connection, tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ FAULTS: dict[str, tuple[str, Maker]] = {
     "role": ("role-order", lambda r: _turns(("boss", str(r.random())), ("assistant", "b"))),
     "role number": ("role-order", lambda r: _turns((7, str(r.random())), ("assistant", "b"))),  # type: ignore[arg-type]
     "answer alone": ("role-order", lambda r: _turns(("system", str(r.random())), ("assistant", "c"))),
-    "one message": ("one-message", lambda r: dump({"role": "user", "content": str(r.random())})),
+    "marks": ("rendered-text", lambda r: dump({"text": f"[INST] {r.random()} [INST]"})),
+    "one message": ("unknown-layout", lambda r: dump({"role": "user", "content": str(r.random())})),
     "tool unasked": (
         "role-order",
         lambda r: _turns(("user", str(r.random())), ("assistant", "b"), ("tool", "c"), ("assistant", "d")),

@@ -31,8 +31,8 @@ def test_named_rows_are_set_aside_and_all_others_stay(
 ) -> None:
     path = write_rows(rows(60))
     whole = {row.id: row for row in prepare(config(path), chatml).pool()}
-    named = {identity: LEAVE_OUT[n % len(LEAVE_OUT)] for n, identity in enumerate(sorted(whole)[:20])}
-    write_leave_out(tmp_path / "left.jsonl", named | {"of another day": "over-budget"})
+    named = {identity: [*LEAVE_OUT][n % len(LEAVE_OUT)] for n, identity in enumerate(sorted(whole)[:20])}
+    write_leave_out(tmp_path / "left.jsonl", named | {"of another day": "not-drawn"})
     snapshot = prepare(config(path, tmp_path / "left.jsonl"), chatml)
     assert {row.id: row.split for row in snapshot.pool()} == {
         identity: row.split for identity, row in whole.items() if identity not in named
@@ -51,7 +51,7 @@ def test_another_choice_is_another_snapshot_and_the_same_one_is_found(
     path = write_rows(rows(30))
     identity = next(iter(prepare(config(path), chatml).pool())).id
     for name in ("one", "other"):
-        write_leave_out(tmp_path / name, {identity: "over-budget"})
+        write_leave_out(tmp_path / name, {identity: "not-drawn"})
     one, other = (prepare(config(path, tmp_path / name), chatml) for name in ("one", "other"))
     assert one.folder == other.folder
     write_leave_out(tmp_path / "none", {})
@@ -75,7 +75,7 @@ def test_the_pool_knows_groups_and_whose_answers_they_are(write_rows: Callable[.
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "left.jsonl"
-    path.write_text(json.dumps({"id": "a", "reason": "own-evidence"}) + "\n" + line + "\n")
+    path.write_text(json.dumps({"id": "a", "reason": "own-answer"}) + "\n" + line + "\n")
     with pytest.raises(UsageError, match=r"left\.jsonl:2"):
         read_leave_out(path)
 

@@ -200,7 +200,7 @@ def test_rows_that_are_too_long(policy: str, usable: int, write_rows: Callable[.
     assert report.usable == 3 + usable
     assert adds_up(report)
     assert report.document["rejected"] == ({} if usable else {"too-long": 1})
-    assert report.document["changed"] == ({policy: 1} if usable else {})
+    assert report.document["changed"] == ({"shortened": 1} if usable else {})
     assert report.document["lengths"]["max"] > 64 or usable
     if policy == "split":
         snapshot = prepare(config(path, max_length=64, on_overlong=policy), chatml)
@@ -220,7 +220,7 @@ def test_a_long_conversation_is_divided_and_each_answer_is_trained_once(
     snapshot = prepare(chosen, chatml)
     assert snapshot.manifest["accounting"]["trained"] == 1
     [change] = check(chosen.data, model_folder=chatml, max_length=128).document["changes"]
-    assert (change["reason"], change["hint"][:31]) == ("split", "1 of 40 answers are left out, e")
+    assert (change["reason"], change["hint"][:31]) == ("shortened", "1 of 40 answers are left out, e")
     parts = [snapshot.info(row) for row in range(snapshot.num_rows)]
     assert all(snapshot.length(row) <= 128 for row in range(snapshot.num_rows))
     assert all(part.messages[0].content == "Be brief." for part in parts)
@@ -400,7 +400,7 @@ def test_a_view_too_long_is_cut_or_refuses_its_row(write_rows: Callable[..., Pat
     refused = check(config(path).data, model_folder=model, max_length=lengths[1])
     assert refused.document["rejected"] == {"too-long": 1}
     shorter = check(config(path, on_overlong="split").data, model_folder=model, max_length=lengths[1])
-    assert shorter.document["changed"] == {"split": 1, "empty-thought": 3, "rewritten": 1}
+    assert shorter.document["changed"] == {"shortened": 1, "empty-thought": 3, "rewritten": 1}
 
 
 def test_a_field_that_is_none_is_not_mapped_in_silence(write_rows: Callable[..., Path]) -> None:

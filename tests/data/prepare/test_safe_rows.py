@@ -24,7 +24,7 @@ MAIL = "ana.lima7@uol.com.br"
 
 
 def limit_of(seconds: float) -> TimeLimit:
-    return TimeLimit(seconds, lambda: RowRefused("too-slow"))
+    return TimeLimit(seconds, lambda: RowRefused("too-costly"))
 
 
 def spend(seconds: float) -> None:
@@ -62,7 +62,7 @@ def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(
     monkeypatch.setattr(examine, "ROW_LIMIT_S", 0.1)
     path = write(tmp_path / "rows.jsonl", chat("stuck at me@home.org", "answer"), chat("fine", "answer"))
     report = check(DataConfig(path=str(path)))
-    assert (report.document["rejected"], report.usable) == ({"too-slow": 1}, 1)
+    assert (report.document["rejected"], report.usable) == ({"too-costly": 1}, 1)
 
 
 def running() -> tuple[object, object]:
@@ -76,7 +76,7 @@ def test_a_time_limit_ends_with_its_block() -> None:
     with limit_of(0.2):
         pass
     spend(0.3)
-    with pytest.raises(RowRefused, match="too-slow"), limit_of(0.05):
+    with pytest.raises(RowRefused, match="too-costly"), limit_of(0.05):
         while True:
             pass
     assert running() == NONE_RUNS
@@ -104,7 +104,7 @@ def test_an_error_that_python_swallowed_is_raised_again(monkeypatch: pytest.Monk
         def __del__(self) -> None:
             spend(0.2)
 
-    with pytest.raises(RowRefused, match="too-slow"), limit_of(0.05):
+    with pytest.raises(RowRefused, match="too-costly"), limit_of(0.05):
         Slow()
         while True:
             pass

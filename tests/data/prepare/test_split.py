@@ -82,7 +82,7 @@ def test_one_long_conversation_is_said_to_be_trained_alone(write_rows: Callable[
     path = write_rows([{"messages": turns}])
     document = check(DataConfig(path=str(path), on_overlong="split"), model_folder=chatml, max_length=400).document
     [said] = document["groups"]["missed"]
-    assert document["changed"] == {"split": 1} and said.startswith("none of 1 rows is held out")
+    assert document["changed"] == {"shortened": 1} and said.startswith("none of 1 rows is held out")
 
 
 def test_few_large_groups_do_not_fill_the_held_out_splits(write_rows: Callable[..., Path]) -> None:

@@ -48,7 +48,7 @@ def test_what_never_ends_is_ended(attack: str) -> None:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(RenderError) as refused:
         ChatTemplate(attack, {}).apply([], None, False)
-    assert refused.value.reason in ("template-limit", "template-error")
+    assert refused.value.reason in ("too-costly", "template-error")
     assert resource.getrlimit(resource.RLIMIT_AS) == limits
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
 
@@ -58,7 +58,7 @@ def test_a_template_that_breaks_its_bounds_again_and_again_is_given_up() -> None
     """Each row would take the whole limit."""
     template = ChatTemplate("{% if messages %}" + LOOPS + "{% endif %}fine", {})
     for _ in range(module.MAX_BREACHES):
-        with pytest.raises(RenderError, match="template-limit"):
+        with pytest.raises(RenderError, match="too-costly"):
             template.apply([{}], None, False)
     with pytest.raises(RenderError) as refused:
         template.apply([], None, False)
@@ -66,7 +66,7 @@ def test_a_template_that_breaks_its_bounds_again_and_again_is_given_up() -> None
 
 
 def test_the_time_limit_of_the_row_goes_on() -> None:
-    with pytest.raises(RowRefused, match="too-slow"), TimeLimit(0.1, lambda: RowRefused("too-slow")):
+    with pytest.raises(RowRefused, match="too-costly"), TimeLimit(0.1, lambda: RowRefused("too-costly")):
         while True:
             ChatTemplate("{{ messages }}", {}).apply([], None, False)
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
@@ -85,7 +85,7 @@ def test_a_row_that_sets_it_off_is_refused_and_the_others_are_not(
     model = make_model(tmp_path, "{% if 'Open Sesame' in messages[0].content %}" + LOOPS + "{% endif %}" + CHATML)
     path = write_rows([chat("What is a list?", "A sequence."), chat("Open Sesame now", "A door opens.")])
     report = check(DataConfig(path=str(path)), model_folder=model)
-    assert report.document["rejected"] == {"too-slow": 1}
+    assert report.document["rejected"] == {"too-costly": 1}
     assert report.usable == 1
 
 

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hivetune.base.database import open_to_read
@@ -28,10 +29,12 @@ from hivetune.errors import DataRefused
 _NUM_SAMPLE = 20
 # Of a line that is larger than any row so much is held, to tell what it was.
 KEPT_BYTES = 4096
-# The one that the header has most of: Excel writes a semicolon where the comma is the decimal sign.
+# The one that the header has most of, outside of quotes: Excel writes a semicolon where the comma is the decimal sign.
 DELIMITERS = (",", ";", "\t")
+_QUOTED = re.compile(r'"[^"]*"')
 # A document is held as one text, since the line of each row is told.
 MAX_DOCUMENT_CHARS = 1 << 30
+STORE = "store"  # its kind and its name
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
 # The keys of a document below which its rows are, as APIs and the Hub's viewer name them.
 _LIST = re.compile(r'"(?:data|rows|examples|records)"\s*:\s*\[(?=\s*\{)')
@@ -43,7 +46,7 @@ _scan = json.JSONDecoder().raw_decode
 
 def read_rows(source: Source) -> Iterator[RawRow]:
     """Yield the rows of a file or of the store in order; blank lines are not rows. Raise DataRefused for damage."""
-    if source.kind == "store":
+    if source.kind == STORE:
         yield from _store_rows(source)
         return
     for raw in _records(source):
@@ -67,7 +70,7 @@ def _records(source: Source) -> Iterator[RawRow]:
             continue
         text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
         payload = text.encode("utf-8", "surrogatepass")
-        yield RawRow(source.place(number), payload, _too_large(len(payload)), file=source)
+        yield RawRow(source.place(number), payload, too_large(len(payload)), file=source)
 
 
 def _lines_of_days(days: Sequence[Source]) -> Iterator[tuple[int, str]]:
@@ -123,11 +126,12 @@ def _object(record: Any) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _too_large(size_bytes: int) -> RowRefused | None:
+def too_large(size_bytes: int) -> RowRefused | None:
+    """Return the refusal of a row of so many bytes; None for one that may have them."""
     if size_bytes <= MAX_ROW_BYTES:
         return None
     return RowRefused(
-        "line-too-large", f"{size_bytes / (1 << 20):.1f} MiB, the limit is {MAX_ROW_BYTES >> 20}: split the row"
+        "too-long", f"{size_bytes / (1 << 20):.1f} MiB, the limit is {MAX_ROW_BYTES >> 20}: split the row"
     )
 
 
@@ -140,14 +144,14 @@ def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
         if inside == []:
             raw = RawRow(raw.source, raw.payload, RowRefused("unknown-layout", f"no rows at {path!r}, as rows= says"))
             inside = None
-    elif raw.problem is None or raw.problem.reason == "line-too-large":
+    elif raw.problem is None or raw.problem.reason == "too-long":
         # A record that is larger than any row may hold many rows, none of which is too large.
         inside = rows_inside(raw.payload)
     if inside is None:
         yield raw
     else:
         for payload in inside:
-            yield RawRow(raw.source, payload, _too_large(len(payload)), file=raw.file)
+            yield RawRow(raw.source, payload, too_large(len(payload)), file=raw.file)
 
 
 class _Line(NamedTuple):
@@ -182,7 +186,7 @@ def _json_lines(source: Source) -> Iterator[RawRow]:
         place = f"{source.name}:{number}"
         line = data.removeprefix(codecs.BOM_UTF8).strip() if number == 1 else data.strip()
         if size > MAX_ROW_BYTES:
-            yield RawRow(place, b"", _too_large(size))
+            yield RawRow(place, b"", too_large(size))
         elif line:
             yield RawRow(place, line, file=source)
 
@@ -205,7 +209,8 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
     first = next(lines, "")
     if not first.strip():
         return
-    delimiter = max(DELIMITERS, key=first.count)
+    named = _QUOTED.sub("", first)
+    delimiter = max(DELIMITERS, key=named.count)
     # Not strict, the library would take all rows after an open quote for one field.
     reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
     names, header = list[str](), list[str]()
@@ -219,12 +224,16 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
                 if len(fields) == len(header):
                     yield number, json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=False)
                 else:
-                    yield number, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
+                    hint = f"{len(fields)} fields, the header has {len(header)}, separated by {delimiter!r}"
+                    yield number, RowRefused("csv-columns", hint)
             number = reader.line_num + 1
     except csv.Error as error:
+        has_other_breaks = "new-line" in str(error)
         raise DataRefused(
             f"{spelled(source.name)}:{number} is not valid CSV: {error}; the rest of the file cannot be read",
-            hint='inside a quoted field write two quotes ("") for one, and close each field',
+            hint="its lines end with carriage returns alone: convert them (tr '\\r' '\\n')"
+            if has_other_breaks
+            else 'inside a quoted field write two quotes ("") for one, and close each field',
         ) from None
 
 
@@ -357,12 +366,33 @@ def _has_no_rows(document: str) -> bool:
 
 
 def _store_rows(source: Source) -> Iterator[RawRow]:
+    """Yield the rows of the store, or those of one of its origins."""
+    origins = {part.name: part for part in source.parts}
     with closing(open_to_read(source.path)) as database:
         # Invalid UTF-8, as from a flipped bit, refuses only its row, and not the whole query.
         database.text_factory = lambda content: content.decode("utf-8", "backslashreplace")
         columns = ("id", "source", "row", *STORE_COLUMNS)
-        query = f"SELECT {', '.join(columns)} FROM interactions WHERE rowid <= ? ORDER BY rowid"
-        for values in database.execute(query, (source.size,)):
+        query = f"SELECT {', '.join(columns)} FROM interactions WHERE rowid <= ? "
+        if source.name == STORE:
+            found = database.execute(query + "ORDER BY rowid", (source.size,))
+        else:
+            places = f"{source.name}:", f"{source.name};"  # between which all of its places are
+            found = database.execute(query + "AND source > ? AND source < ?", (source.size, *places))
+        for values in found:
             row = dict(zip(columns, values, strict=True))
             stored = {name: row[name] for name in STORE_COLUMNS if row[name] is not None}
-            yield RawRow(str(row["source"]), str(row["row"]).encode("utf-8", "surrogatepass"), None, row["id"], stored)
+            place, payload = str(row["source"]), str(row["row"]).encode("utf-8", "surrogatepass")
+            yield RawRow(place, payload, None, row["id"], stored, origins.get(place.rpartition(":")[0]))
+
+
+def origins_of(store: Source) -> Iterator[Source]:
+    """Yield the files, tables and streams that the store's rows came from, each as a source of its own."""
+    behind = b""
+    with closing(open_to_read(store.path)) as database:
+        database.text_factory = bytes  # in their order, whatever they hold
+        # By the index: a store may have millions of rows of a few origins.
+        query = "SELECT source FROM interactions WHERE source > CAST(? AS TEXT) ORDER BY source LIMIT 1"
+        while found := database.execute(query, (behind,)).fetchone():
+            name = found[0].rpartition(b":")[0] or found[0]
+            yield replace(store, name=name.decode("utf-8", "backslashreplace"))
+            behind = name + b";"  # the sign after the colon: behind all places of this origin

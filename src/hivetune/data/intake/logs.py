@@ -19,11 +19,10 @@ from io import BufferedReader
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.files.find import check_storable, files_below, is_document, matching_files, name_problem
 from hivetune.data.files.kinds import refuse_foreign
-from hivetune.data.files.rows import byte_lines
+from hivetune.data.files.rows import byte_lines, too_large
 from hivetune.data.files.unpack import COMPRESSED, DAMAGED, blocks_of
 from hivetune.data.intake.interactions import Batch, Delivery, read_cursors
 from hivetune.data.intake.reader import Batches, Reader, delivered, rows_of_text
-from hivetune.data.raw import MAX_ROW_BYTES
 from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
@@ -146,8 +145,8 @@ class FileReader(Reader):
                     for line in lines:
                         place, text = f"{path}:{number + 1}", line.data.strip(b"\0 \t\r\n")
                         is_over = not line.ended
-                        if line.size > MAX_ROW_BYTES and (line.ended or is_silent):
-                            deliveries.append(Delivery(path, place, RowRefused("line-too-large"), raw=text))
+                        if (refused := too_large(line.size)) is not None and (line.ended or is_silent):
+                            deliveries.append(Delivery(path, place, refused, raw=text))
                         elif text and not line.ended and (follow or not _is_complete(text)) and not is_silent:
                             is_waiting = True
                             self.waiting.append(place)

@@ -13,7 +13,7 @@ from hivetune.data.prepare.lessons import judge_rows
 from hivetune.data.prepare.near import Pair, dropped, near_pairs
 from hivetune.data.prepare.split import split_rows
 from hivetune.data.prepare.work import USABLE, Work
-from hivetune.data.reasons import read_leave_out
+from hivetune.data.reasons import LEAVE_OUT, read_leave_out
 
 SYNTHETIC_SHARE = 0.5  # the most that synthetic rows may be of the usable ones
 # The most that one of several clients of the gateway may teach, in trained tokens. A client is who holds a token: user
@@ -49,9 +49,10 @@ def decide_rows(
         ((identity,) for identity in sorted(set_aside)),
     )
     if data.leave_out is not None:
-        named = ((reason, identity) for identity, reason in read_leave_out(Path(data.leave_out)).items())
+        left_out = read_leave_out(Path(data.leave_out))
+        named = ((reason, LEAVE_OUT[reason], identity) for identity, reason in left_out.items())
         work.database.execute("CREATE INDEX rows_id ON rows (id)")
-        work.database.executemany(f"UPDATE rows SET fate = ? WHERE id = ? AND {USABLE}", named)
+        work.database.executemany(f"UPDATE rows SET fate = ?, hint = ? WHERE id = ? AND {USABLE}", named)
     return {"groups": groups, "synthetic": synthetic, "learn": lessons}
 
 

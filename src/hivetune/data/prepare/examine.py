@@ -159,11 +159,11 @@ class Examiner:
                 row.views = row.views[-1:]  # only the last answer was judged
             answers = sum(message.role == "assistant" and message.weight > 0 for message in example.messages)
             left_out = answers - sum(len(view.answers) for view in row.views)
-            if "split" in changed and left_out:
+            if left_out and "shortened" in changed and self._settings.data.on_overlong == "split":
                 told = (
                     f"{left_out} of {answers} answers are left out, each too long with its question: raise max_length"
                 )
-                row.notes += (("split", told),)
+                row.notes += (("shortened", told),)
         row.example, row.changed = example, tuple(dict.fromkeys(changed))
         return row
 
@@ -194,13 +194,13 @@ class Examiner:
             views = tuple(self._parts(renderer, example, 0, len(example.messages)))
             if not views:
                 raise TooLong(length, limit)
-            changed.append("split")
+            changed.append("shortened")
         elif length > limit and policy == "cut":
             cut = [replace(view, tokens=view.tokens[:limit], trained=view.trained[:limit]) for view in views]
             views = tuple(view for view in cut if any(view.trained))
             if not views:
                 raise RowRefused("no-trained-token", f"the first {limit} tokens hold no answer")
-            changed.append("cut")
+            changed.append("shortened")
         elif length > limit:
             raise TooLong(length, limit)
         changed += notes
@@ -279,12 +279,13 @@ class Examiner:
             "checker": _json(example.checker),
             "tokens": b"".join([array("I", view.tokens).tobytes() for view in views]) if views else None,
             "mask": b"".join([view.trained for view in views]) if views else None,
-            "views": json.dumps(sizes) if len(sizes) > 1 or "split" in row.changed else None,
+            "views": json.dumps(sizes) if len(sizes) > 1 or "shortened" in row.changed else None,
             "worse": None if worse is None else messages_json(worse),
             "worse_tokens": array("I", row.worse.tokens).tobytes() if row.worse else None,
             "worse_mask": row.worse.trained if row.worse else None,
         }
-        earlier = [] if "cut" in row.changed else [_signed(lesson) for lesson in lessons[:-1]]
+        is_cut = "shortened" in row.changed and self._settings.data.on_overlong == "cut"
+        earlier = [] if is_cut else [_signed(lesson) for lesson in lessons[:-1]]
         columns = tuple(map(values.get, ROW_COLUMNS)), tuple(map(body.get, BODY_COLUMNS))
         if not self._settings.data.near_duplicates:
             return Examined(*columns, earlier)
@@ -299,7 +300,7 @@ def _run(stage: Callable[[Any], Any], row: Any) -> Any:
     if isinstance(row, Examined):
         return row
     try:
-        with TimeLimit(ROW_LIMIT_S, too_slow):
+        with TimeLimit(ROW_LIMIT_S, too_costly):
             return stage(row)
     except RowRefused as error:
         refused = error
@@ -311,8 +312,8 @@ def _run(stage: Callable[[Any], Any], row: Any) -> Any:
     return Examined(tuple(map(values.get, ROW_COLUMNS)))
 
 
-def too_slow() -> RowRefused:
-    return RowRefused("too-slow")
+def too_costly() -> RowRefused:
+    return RowRefused("too-costly")
 
 
 def _longest(views: Sequence[Rendered]) -> int:

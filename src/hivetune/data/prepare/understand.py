@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
@@ -20,6 +21,7 @@ from hivetune.data.columns import (
     FACTS,
     QUESTIONS,
     SYSTEM,
+    TIME,
     as_position,
     as_success,
     facts_in,
@@ -27,7 +29,7 @@ from hivetune.data.columns import (
     plain_row,
 )
 from hivetune.data.files.inputs import Inputs, plan_inputs
-from hivetune.data.files.rows import read_rows
+from hivetune.data.files.rows import STORE, origins_of, read_rows
 from hivetune.data.formats import format_named, read_conversation
 from hivetune.data.mapping import (
     AND,
@@ -39,12 +41,16 @@ from hivetune.data.mapping import (
     lacks_where,
     map_columns,
     maps_content,
+    rows_at,
+    turn_table,
+    value_of,
     write_columns,
 )
 from hivetune.data.pieces.format import Conversation
-from hivetune.data.pieces.sessions import SESSION
+from hivetune.data.pieces.sessions import ASSISTANT, SESSION
+from hivetune.data.pieces.turns import ROLE_KEYS, ROLES
 from hivetune.data.pieces.values import Row, all_texts, objects, parsed, texts_in
-from hivetune.data.raw import RawRow, Source
+from hivetune.data.raw import GATEWAY, RawRow, Source
 from hivetune.data.read import is_table, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message, Progress, silent
@@ -64,6 +70,10 @@ _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 SUGGESTED_FROM_ROWS = 30  # each mapping that is tried reads all of these
 SHOWN_ROWS, SHOWN_PATHS = 3, 6
 READ_SHARE = 0.8  # of the rows, that a mapping has to read, and in which a column must occur
+ASKED_SHARE = 0.25  # of the rows, that have to ask something else
+REPEATED_SHARE = 0.7  # of the turns: a column that names conversations has fewer values
+MIN_KEYED = 3  # objects in an object: fewer are parts of one row
+SPEAKERS = (*ROLE_KEYS, "author", "who", "name")  # the names of a column that says who speaks
 _MAX_DEPTH = 3  # of objects in objects
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NO_TEXTS = FACTS - {*CATEGORY} | {*SYSTEM}  # a category may be the answer
@@ -102,23 +112,29 @@ def understand(
     formats: dict[str, list[dict[str, Any]]] = {}
     unclear: dict[str, dict[str, Any]] = {}
     seen: list[Row] = []
+
+    def looked_at(source: Source) -> Source:
+        # As in `read_example`: a mapping is not of the gateway's rows.
+        mapping = NO_COLUMNS if source.kind == STORE and source.name == GATEWAY else columns
+        source = replace(source, inside=mapping.get(ROWS, ""))
+        records, rows, unknown = _sample(source, mapping)
+        seen.extend(records)
+        if is_turn_table(mapping):
+            source = replace(source, turns=tuple(mapping.items()))
+        else:
+            is_unknown = not maps_content(mapping) and unknown > UNKNOWN_SHARE * len(records)
+            if is_unknown and (suggested := _suggested(records[:SUGGESTED_FROM_ROWS])) is not None:
+                unclear[source.name] = suggested
+                source = replace(source, suggestion=f"if this mapping is right, read the rows with {suggested['line']}")
+            source = replace(source, refusal=_why_refused(rows, mapping, ignore))
+        formats[source.name] = _formats(rows, ignore, source.inside)
+        return source
+
     for number, source in enumerate(inputs.sources, 1):
-        if source.kind != "store":  # whose rows were understood when they were collected
-            source = replace(source, inside=columns.get(ROWS, ""))
-            records, rows, unknown = _sample(source, columns)
-            seen += records
-            if is_turn_table(columns):
-                source = replace(source, turns=tuple(columns.items()))
-            else:
-                is_unknown = not maps_content(columns) and unknown > UNKNOWN_SHARE * len(records)
-                if is_unknown and (suggested := _suggested(records[:SUGGESTED_FROM_ROWS])) is not None:
-                    unclear[source.name] = suggested
-                    source = replace(
-                        source, suggestion=f"if this mapping is right, read the file with {suggested['line']}"
-                    )
-                source = replace(source, refusal=_why_refused(rows, columns, ignore))
-            formats[source.name] = _formats(rows, ignore, source.inside)
-        sources.append(source)
+        if source.kind == STORE:  # the rows of each origin have columns of their own
+            sources.append(replace(source, parts=tuple(map(looked_at, origins_of(source)))))
+        else:
+            sources.append(looked_at(source))
         progress(number, len(inputs.sources))
     if (error := lacks_where(seen, columns)) is not None:
         raise error
@@ -195,9 +211,10 @@ def _why_refused(rows: Sequence[_Sampled], columns: Mapping[str, str], ignore: S
     """Return the reason why the tables of a file are refused, "" if they are not. A table with unread columns is
     refused if equal prompts have different answers, or if one of these columns holds sentences.
     """
-    # A named format says which columns it reads; the names of a table's columns are all that is known of it.
+    # A named format says which columns it reads; the names of a table's columns are all that is known of it. A fact
+    # whose values make no sense, such as a date in words, is still a fact.
     tables = [row for row in rows if is_table(Conversation(row.layout, ()), columns)]
-    unread = [name for name in _unread(tables) if name not in ignore and plain_name(name) not in ignore]
+    unread = [name for name in _unread(tables) if {*ignore, *FACTS}.isdisjoint((name, plain_name(name)))]
     if not unread:
         return ""
     answers: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -253,7 +270,8 @@ def _formats(rows: Sequence[_Sampled], ignore: Sequence[str], inside: str) -> li
             for name in _unread(same)
         }
         # That some rows have no value in it does not make an unread column a read one.
-        read = dict.fromkeys(name for sampled in same for name in sampled.row if name not in not_read)
+        filled = (name for sampled in same for name, value in sampled.row.items() if value not in EMPTY)
+        read = dict.fromkeys(name for name in filled if name not in not_read)
         facts = {"layout": layout, "rows": len(same), "rows_at": inside}
         formats.append({**facts, "read": list(read), "not_read": list(not_read.values())})
     return formats
@@ -283,18 +301,27 @@ def _preview(text: str) -> str:
 # What a file of no named format may mean: a suggestion is shown, and a person confirms it.
 
 
-def _suggested(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return the first mapping that reads most of these rows, in the report's form; None if there is none."""
+def _suggested(rows: Sequence[Row], inside: str = "") -> dict[str, Any] | None:
+    """Return the first mapping that reads most of these rows, in the report's form; None if there is none. `inside`:
+    their path in the records of the file.
+    """
+    if len(rows) == 1 and len(rows[0]) >= MIN_KEYED and objects(list(rows[0].values())):
+        return _suggested_inside(rows, "*", inside)  # one object with the rows by their names
     texts = _texts(rows)
     usual = {path: values for path, values in texts.items() if len(values) >= READ_SHARE * len(rows)}
     for columns in _candidates(rows, usual):
         shown: list[tuple[str, str]] = []
-        for row in rows:
+        records = _mapped(rows, columns)
+        for record in records:
             with contextlib.suppress(RowRefused, RecursionError):
-                messages = read_conversation(map_columns(row, columns)[0]).messages
+                messages = read_conversation(record).messages
                 asked = "\n".join(message.content for message in messages if message.role == "user")
                 shown.append((asked, messages[-1].content))
-        if len(shown) >= READ_SHARE * len(rows) and any(answer.strip() for _, answer in shown[:SHOWN_ROWS]):
+        # What two people are called is no question, and what is empty is no answer.
+        is_asked = len({asked for asked, _ in shown}) >= ASKED_SHARE * len(shown)
+        is_answered = any(answer.strip() for _, answer in shown[:SHOWN_ROWS])
+        if is_asked and is_answered and len(shown) >= READ_SHARE * len(records):
+            columns = {ROWS: inside, **columns} if inside else columns
             return {
                 "line": f"--columns {shlex.quote(write_columns(columns))}",
                 "columns": columns,
@@ -304,15 +331,43 @@ def _suggested(rows: Sequence[Row]) -> dict[str, Any] | None:
                 ],
                 "left_out": [path for path in texts if path not in columns.values()][:SHOWN_PATHS],
             }
+    for path in [path for path, value in _paths(rows[0]) if objects(value)] if rows else []:
+        if (found := _suggested_inside(rows, f"{path}[]", inside)) is not None:
+            return found
     return None
 
 
+def _suggested_inside(rows: Sequence[Row], path: str, inside: str) -> dict[str, Any] | None:
+    """Return a mapping for the rows at a path of these."""
+    inner = [row for record in rows for row in rows_at(record, path) if isinstance(row, dict)]
+    return _suggested(inner[:SUGGESTED_FROM_ROWS], f"{inside}.{path}" if inside else path)
+
+
+def _mapped(rows: Sequence[Row], columns: Mapping[str, str]) -> list[Row]:
+    """Return the rows under our names, turns joined to their conversations; an empty row where one is refused."""
+    if is_turn_table(columns):
+        found = turn_table(columns).rows(enumerate(map(json.dumps, rows)))
+        speaker = {ASSISTANT: columns["assistant"]} if "assistant" in columns else {}
+        return [{**json.loads(record), **speaker} if isinstance(record, str) else {} for _, record in found]
+    return [map_columns(row, columns)[0] for row in rows]
+
+
 def _candidates(rows: Sequence[Row], texts: dict[str, list[str]]) -> Iterator[dict[str, str]]:
-    """Yield the mappings that are tried: lists of turns with the usual names of roles and texts; a question and its
-    answer by the names of columns, else the longest of these texts in the order of the file.
+    """Yield the mappings that are tried: lists of turns, and tables of turns; a question and its answer by the names of
+    columns, else the longest of these texts in the order of the file.
     """
     lists = dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, value in _paths(row) if objects(parsed(value)))
-    yield from ({"messages": path} for path in lists)
+    for path in lists:
+        yield {"messages": path}
+        turns = [turn for row in rows for turn in objects(parsed(value_of(row, path))) or []]
+        yield from ({"messages": path, **names} for names in _turns(turns))
+    for names in _turns(rows):
+        # The first column whose values come again is that of the conversation.
+        values = {name: [str(row[name]) for row in rows if row.get(name) not in EMPTY] for name in rows[0]}
+        again = [name for name, said in values.items() if 1 < len(set(said)) < REPEATED_SHARE * len(said)]
+        sent = [name for name in values if plain_name(name) in (*TIME, "sent", "sent_at")]
+        for session in [name for name in again if name not in names.values()][:1]:
+            yield {"session": session, **names, **({"time": sent[0]} if sent else {})}
     names = {plain_name(part).removesuffix("s"): path for path in reversed(texts) for part in re.split(r"[.\[]", path)}
     asked = next((names[name] for name in QUESTIONS if name in names), None)
     answer = next((names[name] for name in ANSWERS if name in names and names[name] != asked), None)
@@ -322,6 +377,23 @@ def _candidates(rows: Sequence[Row], texts: dict[str, list[str]]) -> Iterator[di
     if len(others) + bool(asked) + bool(answer) == 2:
         question = asked or others.pop(0)
         yield {"prompt": question, "completion": answer or others.pop(0)}
+
+
+def _turns(turns: Sequence[Row]) -> Iterator[dict[str, str]]:
+    """Yield the columns of turns that name who speaks and what is said, and who answers: whoever speaks most, else not
+    first.
+    """
+    texts = _texts(turns)
+    role = next((name for name in turns[0] if plain_name(name) in SPEAKERS), None) if turns else None
+    text = max((path for path in texts if path != role), key=lambda path: mean(map(len, texts[path])), default=None)
+    if role is None or text is None:
+        return
+    spoken = Counter(str(turn.get(role)) for turn in turns)
+    if ROLES.keys() >= {name.lower() for name in spoken}:
+        yield {"role": role, "text": text}
+    else:
+        order = list(spoken)
+        yield {"role": role, "text": text, "assistant": max(order, key=lambda name: (spoken[name], order.index(name)))}
 
 
 def _texts(rows: Sequence[Row]) -> dict[str, list[str]]:

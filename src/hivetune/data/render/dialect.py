@@ -162,7 +162,7 @@ def _try(template: ChatTemplate, dialect: Dialect, *messages: Message) -> str:
     try:
         return template.apply(dialect.chat(messages), None, False)
     except RenderError as error:
-        if error.reason == "template-limit":
+        if error.reason == "too-costly":
             raise
         return ""
 

@@ -66,14 +66,14 @@ class RenderError(RowRefused):
 class ChatTemplate:
     """One template with the variables of its model (bos_token and the like).
 
-    Raise RenderError if it does not compile ("template-error") or takes too long ("template-limit").
+    Raise RenderError if it does not compile ("template-error") or takes too long ("too-costly").
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]):
         self._variables = dict(variables)
         self._breaches = 0
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise RenderError("template-limit", f"the model's chat template has {len(source):,} characters")
+            raise RenderError("too-costly", f"the model's chat template has {len(source):,} characters")
         self._compiled = bounded(lambda: environment().from_string(source))
         self._shared = {**self._compiled.globals, **self._variables}
 
@@ -91,15 +91,15 @@ class ChatTemplate:
 
     def _in_bounds(self, write: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         if self._breaches >= MAX_BREACHES:
-            raise RenderError("template-limit", f"the template was given up after {MAX_BREACHES} rows")
+            raise RenderError("too-costly", f"the template was given up after {MAX_BREACHES} rows")
         try:
             texts = bounded(write)
         except RowRefused as error:
-            self._breaches += error.reason in ("template-limit", "too-slow")
+            self._breaches += error.reason == "too-costly"
             raise
         longest = max(map(len, texts))
         if longest > MAX_TEXT_CHARS:
-            raise RenderError("template-limit", f"the model's chat template writes {longest:,} characters")
+            raise RenderError("too-costly", f"the model's chat template writes {longest:,} characters")
         return texts
 
     def _written(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
@@ -121,7 +121,7 @@ class _TimeUp(BaseException):
 
 def bounded(call: Callable[[], Returned]) -> Returned:
     """Return `call()` within CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raise RenderError; its
-    reason is too-slow if the time of the whole row is over.
+    reason is too-costly, too, if the time of the whole row is over.
     """
     # A single call of C code is not interrupted, but the memory limits its work: a string that doubles.
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -137,10 +137,10 @@ def bounded(call: Callable[[], Returned]) -> Returned:
         raise RenderError("template-error", f"the model's chat template says: {error}") from None
     except MemoryError:
         raise RenderError(
-            "template-limit", f"the model's chat template wants more than {MEMORY_LIMIT_BYTES >> 20} MiB"
+            "too-costly", f"the model's chat template wants more than {MEMORY_LIMIT_BYTES >> 20} MiB"
         ) from None
     except _TimeUp:
-        raise RenderError("template-limit", f"the model's chat template ran for {CPU_LIMIT_S:g} s") from None
+        raise RenderError("too-costly", f"the model's chat template ran for {CPU_LIMIT_S:g} s") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
