@@ -91,7 +91,7 @@ def write_model(folder: Path, family: str = "llama") -> Any:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     described = {"schema": 1, "name": family, "kind": "folder", "source": family, "revision": None}
-    described |= {"eos_ids": [end], "pad_id": 0, "bos_id": None, "template_sha256": "", "sizes": count_sizes(model)}
+    described |= {"eos_ids": [end], "pad_id": 0, "bos_id": None, "sizes": count_sizes(model)}
     (folder / "hivetune.json").write_text(json.dumps(described))
     (folder / "manifest.json").write_text("{}")
     return model

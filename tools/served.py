@@ -279,12 +279,12 @@ def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
 
 def _check_ids(folder: Path, backend: Any) -> None:
     from hivetune.data.render.folder import load_renderer
-    from hivetune.llama.prompts import compare_prompts
     from hivetune.records import Example, Message
+    from hivetune.release.prove import compare_prompts
 
     rows = [(Message("user", question), Message("assistant", answer)) for question, answer in ROWS]
     examples = [Example(str(number), f"rows:{number}", messages) for number, messages in enumerate(rows)]
-    _, differences = compare_prompts(backend, load_renderer(folder / "prepared"), examples)
+    differences = compare_prompts(backend, load_renderer(folder / "prepared"), examples)
     assert not differences, f"other token ids: {differences[0]}"
 
 

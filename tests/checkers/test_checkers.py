@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from llama.fake_server import Reply, chat_reply, fake_server
 from programs import require_program
 
-from hivetune.checkers.find import CHECKERS, MAX_FAILURES, Checking, find_checker, row_checker
-from hivetune.checkers.limited import TooSlow, run_limited
+from hivetune.checkers import (
+    CHECKERS,
+    MAX_FAILURES,
+    Checking,
+    TooSlow,
+    find_checker,
+    row_checker,
+    run_limited,
+)
 from hivetune.errors import MachineNotFit, UsageError
 
 KEYERROR = {"name": "contains_any", "any": ["KeyError", "mapping"]}

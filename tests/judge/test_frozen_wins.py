@@ -13,7 +13,7 @@ from hivetune.data.frozen import freeze, wins_of
 from hivetune.data.prepare.prepare import prepare
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
-from hivetune.judge.frozen import MAX_WINS, WINS_PER_RELEASE, choose_wins, freeze_wins, frozen_prompts
+from hivetune.judge.rows import MAX_WINS, WINS_PER_RELEASE, choose_wins, freeze_wins, frozen_prompts
 from hivetune.release.registry import Release
 from hivetune.run.folder import write_record
 

@@ -13,13 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from hivetune.data.render.folder import load_renderer
 from hivetune.llama.backend import ServerSettings, open_backend
-from hivetune.llama.prompts import compare_prompts
 from hivetune.models.gguf_header import read_header
 from hivetune.process.protocol import Passage
 from hivetune.records import Example, Message
 from hivetune.release.export import export_run
 from hivetune.release.gguf import write_gguf
-from hivetune.release.prove import TOP, Scores, compare_scores, score_passages
+from hivetune.release.prove import TOP, Scores, compare_prompts, compare_scores, score_passages
 
 pytestmark = pytest.mark.slow
 
@@ -132,7 +131,7 @@ def test_the_served_prompt_is_the_trained_prompt(base_file: Path, smollm2: Path)
         for j, messages in enumerate((asked, longer, [Message("system", "Be kind."), *longer])):
             examples.append(Example(f"{i}{j}", f"rows:{i}.{j}", (*messages, Message("assistant", "Yes."))))
     with open_backend(base_file) as backend:
-        checked, differences = compare_prompts(backend, load_renderer(smollm2), examples)
+        differences = compare_prompts(backend, load_renderer(smollm2), examples)
         answer = backend.complete([{"role": "user", "content": next(iter(ANSWERS))}], max_tokens=40)
-    assert (checked, differences) == (15, [])
+    assert len(examples) == 15 and not differences
     assert answer.ended and "Paris" in answer.text  # it stops by itself

@@ -15,8 +15,8 @@ from hivetune.cli.arguments import CaptureOption, ThreadsOption
 from hivetune.cli.output import MODE, answer, parts, progress, say, short, write
 from hivetune.errors import UsageError
 from hivetune.llama.backend import find_engine
-from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
+from hivetune.release.prove import check_prompts
 from hivetune.serve.capture import Capture
 from hivetune.serve.chat import Chat, Voice, find_voice, open_voice, trained_prompt
 from hivetune.train.open import load_run

@@ -12,7 +12,7 @@ from hivetune.base.paths import quoted
 from hivetune.cli.arguments import ReasonOption, ReleaseArgument, RunArgument
 from hivetune.cli.output import Note, Table, answer, facts, moment, parts, progress, say, show, size
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.judge.frozen import freeze_wins
+from hivetune.judge.rows import freeze_wins
 from hivetune.llama.backend import find_engine
 from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, LOADED_BY, export_run

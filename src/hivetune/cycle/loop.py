@@ -29,7 +29,7 @@ from hivetune.data.files.find import refuse_read_once
 from hivetune.data.intake.collect import Collected, collect, parse_sources
 from hivetune.data.raw import GATEWAY
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
-from hivetune.judge.frozen import freeze_wins
+from hivetune.judge.rows import freeze_wins
 from hivetune.models.prepared import fetch_model
 from hivetune.release.registry import champion_of, champion_versions, check_release_name
 

@@ -13,7 +13,7 @@ from hivetune.dashboard.pages import named_release, named_run
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
 from hivetune.errors import UsageError
-from hivetune.judge.frozen import freeze_wins
+from hivetune.judge.rows import freeze_wins
 from hivetune.release.registry import promote, rollback, rollback_target, who
 from hivetune.run.status import ask_to_stop
 

@@ -13,11 +13,11 @@ from hivetune.base.paths import expanded
 from hivetune.errors import UsageError
 from hivetune.llama.ask import Endpoint
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
-from hivetune.llama.prompts import check_prompts
 from hivetune.models.gguf_header import adapter_problem, read_header
 from hivetune.models.sides import SideKind, parse_side
 from hivetune.release.export import export_run, run_of_export
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
+from hivetune.release.prove import base_of, check_prompts
 from hivetune.release.registry import find, gguf_adapter
 from hivetune.run.folder import ADAPTER, RECORD, adapter_hash
 from hivetune.run.status import find_run
@@ -58,7 +58,7 @@ def find_artefact(text: str, run: Run | None) -> Artefact:
         return Artefact(side.label, "endpoint", identity, endpoint=Endpoint(side.name, side.model))
     if side.kind == "base":
         owner = _named(run, "base")
-        return _served(side.label, "base", _base_of(owner), None, (owner.model, None), owner.folder)
+        return _served(side.label, "base", base_of(owner), None, (owner.model, None), owner.folder)
     if side.kind == "gguf":
         path = expanded(side.name)
         if not path.is_file():
@@ -66,14 +66,14 @@ def find_artefact(text: str, run: Run | None) -> Artefact:
         if not read_header(path).is_adapter:
             return _served(side.label, "gguf", path, None, None, run_of_export(path))
         owner = _named(run, f"{path} is an adapter: its base")
-        return _served(side.label, "gguf", _base_of(owner), path, None, owner.folder)
+        return _served(side.label, "gguf", base_of(owner), path, None, owner.folder)
     if side.kind == "release":
         return _release(side.name)
     folder = find_run(side.name, ", release, GGUF file or URL#MODEL")
     opened = load_run(folder)
     adapter_hash(folder)  # raises for a damaged one
     adapter = export_run(folder, "gguf-adapter").path
-    return _served(folder.name, "run", _base_of(opened), adapter, (opened.model, folder), folder)
+    return _served(folder.name, "run", base_of(opened), adapter, (opened.model, folder), folder)
 
 
 @contextlib.contextmanager
@@ -120,10 +120,6 @@ def _release(reference: str) -> Artefact:
     same_base = present and sha256_file(folder / MANIFEST) == release.model_sha256
     trained = (folder, release.folder) if same_base else None
     return _served(release.label, "release", model, adapter, trained, None)
-
-
-def _base_of(run: Run) -> Path:
-    return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), SERVED_QUANT)
 
 
 def _named(run: Run | None, title: str) -> Run:

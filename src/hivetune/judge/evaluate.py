@@ -18,7 +18,7 @@ from typing import Any
 from hivetune.base.disk import write_json
 from hivetune.base.documents import read_document
 from hivetune.base.typed import from_plain, to_plain
-from hivetune.checkers.find import Checking
+from hivetune.checkers import Checking
 from hivetune.config import EvalConfig
 from hivetune.errors import Busy, DataRefused, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge import statistics as stats
@@ -32,10 +32,9 @@ from hivetune.judge.answers import (
     time_in_turns,
 )
 from hivetune.judge.artefacts import Answerer, Artefact, find_artefact, open_artefact
-from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.losses import compared_losses, row_identity, scored
 from hivetune.judge.page import write_evaluation_page
-from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run
+from hivetune.judge.rows import Prompt, frozen_prompts, prompts_of_rows, prompts_of_run
 from hivetune.judge.verdict import KINDS, OF_ANSWERS, TIMED_PROMPTS, judge
 from hivetune.llama.ask import Answer
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,17 +38,12 @@ SourceKind = Literal["hub", "folder", "package"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared model. `source`: Hub id, folder or file; `revision`: the Hub's commit."""
+    """A prepared model. `eos_ids`: the tokens that end an answer."""
 
     folder: Path
     name: str
     kind: SourceKind
-    source: str
-    revision: str | None
     eos_ids: tuple[int, ...]
-    pad_id: int | None
-    bos_id: int | None
-    template_sha256: str
 
 
 def kind_of(name: str) -> SourceKind:
@@ -140,9 +135,8 @@ def read_prepared(folder: Path) -> Prepared:
     """Return the record of a prepared folder. Raises UsageError for a folder that prepare_model did not write."""
     try:
         described: dict[str, Any] = read_json(folder / DESCRIPTION)
-        values = {part.name: described[part.name] for part in fields(Prepared) if part.name != "folder"}
-        return Prepared(folder, **{**values, "eos_ids": tuple(values["eos_ids"])})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Prepared(folder, described["name"], described["kind"], tuple(described["eos_ids"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{folder} is not a prepared model folder: {error}", hint="prepare it with: hivetune fetch MODEL"
         ) from None

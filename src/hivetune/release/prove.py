@@ -27,15 +27,16 @@ import psutil
 
 from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, sha256_bytes, sha256_file, write_json
 from hivetune.base.documents import read_document
+from hivetune.data.render.dialect import template_message
 from hivetune.data.render.folder import load_renderer
+from hivetune.data.render.renderer import Renderer
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend
-from hivetune.llama.prompts import HELD_OUT_FIRST, check_prompts, compare_prompts
 from hivetune.models.gguf_header import read_header
 from hivetune.process.parent import start_child, wait_for_outcome
 from hivetune.process.protocol import Passage, ScorePassages
-from hivetune.records import Example, Message, Progress, silent
+from hivetune.records import Example, Message, Progress, Split, silent
 from hivetune.release.export import Exported
 from hivetune.release.gguf import CONVERTER, QUANTS, SERVED_QUANT, base_gguf, weights_bytes
 from hivetune.release.prune import TOLD
@@ -43,6 +44,7 @@ from hivetune.run.checkpoints import steps
 from hivetune.run.folder import ADAPTER, PROOF, adapter_hash
 from hivetune.train.open import Run, load_run
 
+HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
 PASSAGES, POSITIONS = 8, 12
 TOP = 16  # likeliest tokens at each place
 MAX_PASSAGE_TOKENS = 2048
@@ -64,6 +66,7 @@ CONVERSATIONS = (
     ("What is 12 + 30?", "It is 42.", "And twice as much?", "That is 84."),
     ("How do I list files in a shell?", "Use ls, or ls -l for their sizes and dates."),
 )
+CHECKED_PROMPTS, SHOWN_TOKENS = 50, 6
 _FORCING_BIAS = 1000.0  # nats: far above any logit
 _SERVER = ServerSettings(slots=4, context_tokens=4096)
 
@@ -165,6 +168,48 @@ def _effect(aligned: Sequence[Sequence[_TokenScores]]) -> tuple[float | None, fl
     slope = math.fsum(x * y for pairs in clusters for x, y in pairs) / squares
     residual = math.fsum(math.fsum(x * (y - slope * x) for x, y in pairs) ** 2 for pairs in clusters)
     return slope, math.sqrt(residual * len(clusters) / (len(clusters) - 1)) / squares
+
+
+# The prompts of a server. llama.cpp has its own Jinja, its own tokenizer and its own rules for first tokens. Where a
+# model is right in the trainer and wrong when served, it is most often here (ggml-org/llama.cpp#7062,
+# ollama/ollama#6823).
+
+
+def check_prompts(backend: Backend, model: Path, snapshot: Snapshot) -> int:
+    """Compare the server's token ids of conversations with the trained ones, held-out conversations first. Return the
+    number of conversations compared.
+
+    Raises HivetuneError if one differs, because the server would then ask the model in another form than it was trained
+    on.
+    """
+    rows = [row for split in HELD_OUT_FIRST for row in snapshot.rows(split)]
+    infos = [snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]
+    examples = [Example(info.id, info.source, tuple(info.messages), tools=tuple(info.tools)) for info in infos]
+    if differences := compare_prompts(backend, load_renderer(model), examples):
+        differ = f"{len(differences)} of {len(examples)} conversations"
+        raise HivetuneError(
+            f"llama.cpp builds prompts that differ from training for {differ}: {differences[0]}",
+            hint="please report it with the model's name; hivetune export --no-check keeps the file",
+        )
+    return len(examples)
+
+
+def compare_prompts(backend: Backend, renderer: Renderer, examples: Sequence[Example]) -> list[str]:
+    """Return a description of each conversation whose prompt differs. Raises RenderError for one that can't be
+    rendered.
+    """
+    differences = []
+    for example in examples:
+        answers = [i for i, message in enumerate(example.messages) if message.role == "assistant"]
+        prompt = example.messages[: max(answers, default=None)]
+        trained = renderer.prompt(prompt, example.tools)
+        served = backend.prompt_ids([template_message(message) for message in prompt], example.tools)
+        if trained != served:
+            equal = (one == other for one, other in zip(trained, served, strict=False))
+            at = len(list(itertools.takewhile(bool, equal)))
+            was, now = (renderer.decode(ids[at : at + SHOWN_TOKENS]) for ids in (trained, served))
+            differences.append(f"{example.source}, token {at}: trained {was!r}, served {now!r}")
+    return differences
 
 
 # What a served file says of given tokens.
@@ -276,7 +321,7 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
         return compare_scores(kind, trained, {"tuned": merged["base"]}) | {"dtype": manifest["dtype"]}
     beside = exported.to == "gguf-adapter"
     quant = SERVED_QUANT if beside else str(manifest["quant"])
-    model, adapter = (_base(run, quant), exported.path) if beside else (exported.path, None)
+    model, adapter = (base_of(run, quant), exported.path) if beside else (exported.path, None)
     settings = read_header(model).settings
     passages = choose_passages(run.snapshot, settings.get(f"{settings.get('general.architecture')}.context_length"))
 
@@ -290,7 +335,7 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
         # Its base at the same type, once for the exports of all its adapters.
         path = _cached("base", sha256_file(run.model / MANIFEST), quant, passages)
         if not path.is_file():
-            write_json(path, _by_server(_base(run, quant), None, passages)[0])
+            write_json(path, _by_server(base_of(run, quant), None, passages)[0])
         return {**merged, **read_json(path)}, facts
 
     trained, (served, facts) = _by_engine(run.model, run.folder, passages, progress, ask)
@@ -300,7 +345,8 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
     return {**proof, **facts, "quant": quant, "passages": len(passages), "holds": not proof["problems"]}
 
 
-def _base(run: Run, quant: str) -> Path:
+def base_of(run: Run, quant: str = SERVED_QUANT) -> Path:
+    """Return the GGUF file of a run's base. Raises as `base_gguf`."""
     return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant)
 
 
@@ -346,14 +392,14 @@ def _base_problems(run: Run, progress: Progress) -> list[str]:
     passages = [_passage(each.tokens, each.trained) for each in rendered]
 
     def ask() -> tuple[Sides, dict[str, Any]]:
-        base = _base(run, SERVED_QUANT)
+        base = base_of(run)
         return _by_server(base, None, passages, lambda each: compare_prompts(each, renderer, examples))
 
     try:
         trained, (served, facts) = _by_engine(run.model, None, passages, progress, ask)
     except UsageError as error:  # what the converter can't write
         return [error.message]
-    differences = [f"llama.cpp builds another prompt: {each}" for each in facts["conversations"][1][:1]]
+    differences = [f"llama.cpp builds another prompt: {each}" for each in facts["conversations"][:1]]
     return [*differences, *compare_scores(SERVED_QUANT, trained, served)["problems"]]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hivetune.checkers.limited import OUTPUT_BYTES, TooSlow, run_limited
+from hivetune.checkers import OUTPUT_BYTES, TooSlow, run_limited
 from hivetune.synth.page import DocEntry, DocPage, EntryKind, NotUnderstood
 
 WIDTH = 2000  # columns, so that nearly every paragraph is one line

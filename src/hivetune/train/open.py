@@ -8,7 +8,7 @@ from hivetune.base.disk import lock, problems_since_last_read
 from hivetune.base.paths import quoted
 from hivetune.base.private import check_owner
 from hivetune.base.units import size
-from hivetune.checkers.find import find_checker
+from hivetune.checkers import find_checker
 from hivetune.config import EvalConfig, RunConfig
 from hivetune.data.identity import identity_of, refuse_changed
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot

@@ -194,6 +194,8 @@ class DialectTemplate:
         prompt, text, _ = self._written(messages, tools, frame)
         if self._first_end(text, 0, _last_end(text, MARK.findall(text))):
             raise RenderError("not-in-template", "the template writes an end token in the middle of the answer")
+        if set(MARK.findall(text)) - set(own):  # Gemma 4 and Apertus join two answers whose prompts they write apart
+            raise RenderError("not-in-template", "the template writes an earlier message into the answer again")
         for part in parts:
             written = text if part.message == len(messages) - 1 else prompt
             if part.mark not in written and _is_needed(part, messages) and MARK.fullmatch(part.mark):

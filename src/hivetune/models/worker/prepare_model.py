@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import meta, nodes
 from tokenizers import Tokenizer
 
-from hivetune.base.disk import MANIFEST, parse_json, publish, read_json, sha256_file, write_json
+from hivetune.base.disk import MANIFEST, parse_json, publish, read_json, write_json
 from hivetune.base.paths import real_path
 from hivetune.base.private import read_bounded
 from hivetune.data.render.folder import check_vocabulary, named_templates
@@ -114,7 +114,8 @@ def _prepare(name: str, target: Path, work: Path, *, offline: bool) -> dict[str,
         take_gguf(file, work)
     if name != whole:  # what PEFT has to load the adapter on is this folder: the text part exists nowhere else
         described |= {"kind": "folder", "source": str(target), "revision": None}
-    described |= _special_ids(work, name) | {"template_sha256": _settle_template(work, name)}
+    described |= _special_ids(work, name)
+    _settle_template(work, name)
     write_json(work / DESCRIPTION, described)
     # transformers and torch take seconds to import: after network, files and template have had their say, so that what
     # is wrong there is said at once.
@@ -178,8 +179,8 @@ def _weight_files(folder: Path, name: str) -> list[str]:
     raise UsageError(f"model {name} has no *.safetensors", hint="use a folder that save_pretrained wrote")
 
 
-def _settle_template(work: Path, name: str) -> str:
-    """Write the model's chat template to its own file; return its SHA-256."""
+def _settle_template(work: Path, name: str) -> None:
+    """Write the model's chat template to its own file if it has none."""
     path = work / TEMPLATE
     if not path.is_file():
         settings = _read_object(work / "tokenizer_config.json", name, {})
@@ -190,7 +191,6 @@ def _settle_template(work: Path, name: str) -> str:
                 hint=f"use its -Instruct or -Chat variant, or put a {TEMPLATE} into a local copy of its folder",
             )
         path.write_text(template, encoding="utf-8")
-    return sha256_file(path)
 
 
 def _special_ids(work: Path, name: str) -> dict[str, Any]:
@@ -274,7 +274,6 @@ def write_variant(folder: Path, work: Path, arguments: TemplateArguments) -> dic
         copy = work / path.relative_to(folder)
         copy.unlink()  # a second name of the plain folder's file
         copy.write_text(with_defaults(text, arguments), encoding="utf-8")
-    described["template_sha256"] = sha256_file(work / TEMPLATE)
     return described
 
 

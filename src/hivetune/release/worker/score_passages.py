@@ -6,7 +6,6 @@ Shapes: L positions, P places, V vocabulary, K likeliest tokens.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from hivetune.machine.inventory import read_machine
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Passage, ScorePassages
+from hivetune.release.gguf import weights_bytes
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.general import load_general, load_module
 
@@ -25,7 +25,8 @@ def main(task: ScorePassages, heartbeat: Heartbeat) -> dict[str, Any]:
     """Return {"dtype", "base" or "tuned" -> `Scores` of release/prove.py}."""
     heartbeat.beat(Beat.PREPARING)
     # In float32 where the memory allows it, so that a difference is the export's (release/prove.py).
-    dtype, device = _dtype(task.model), torch.device("cpu")
+    fits = 2 * weights_bytes(task.model) <= _SHARE_FOR_WEIGHTS * read_machine().memory_bytes
+    dtype, device = torch.float32 if fits else torch.bfloat16, torch.device("cpu")
     if task.adapter is None:
         module = load_module(task.model, dtype=dtype, device=device)
         return {"dtype": str(dtype), "base": score_all(module, task.passages, task.top, heartbeat)}
@@ -52,9 +53,3 @@ def score_all(module: nn.Module, passages: Sequence[Passage], top: int, heartbea
         scores.append([[own, list(map(list, zip(*top, strict=True)))] for own, top in zip(logprobs, tops, strict=True)])
         heartbeat.beat(Beat.ITEM)
     return scores
-
-
-def _dtype(model: Path) -> torch.dtype:
-    weights_bytes = 2 * sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    fits = weights_bytes <= _SHARE_FOR_WEIGHTS * read_machine().memory_bytes
-    return torch.float32 if fits else torch.bfloat16
