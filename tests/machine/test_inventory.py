@@ -7,7 +7,7 @@ import pytest
 from hivetune.base.kernel import usable_cores
 from hivetune.errors import UsageError
 from hivetune.machine.cards import known_card, similar_card
-from hivetune.machine.inventory import read_machine
+from hivetune.machine.inventory import Card, Machine, as_torch_sees, read_machine
 from hivetune.machine.profile import Profile, profile_path, read_profile, write_profile
 
 GIB = 1 << 30
@@ -77,6 +77,25 @@ def test_the_quota_of_every_cgroup_above_counts(
     """systemd's CPUQuota is of the service's own cgroup, which was never read."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     assert usable_cores(a_tree(tmp_path, {"proc/self/cgroup": cgroup, **files})) == cores
+
+
+@pytest.mark.parametrize(
+    ("environment", "seen"),
+    [
+        ({}, {1: "R9700", 2: "MI50"}),
+        ({"HIP_VISIBLE_DEVICES": "1"}, {0: "R9700"}),  # as a run is kept from graphics in the processor, number 0
+        ({"HIP_VISIBLE_DEVICES": "2, 1"}, {0: "MI50", 1: "R9700"}),
+        ({"CUDA_VISIBLE_DEVICES": "0,2"}, {1: "MI50"}),
+        ({"CUDA_VISIBLE_DEVICES": ""}, {}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5a3c"}, {1: "R9700", 2: "MI50"}),
+        ({"HIP_VISIBLE_DEVICES": None}, {1: "R9700", 2: "MI50"}),
+    ],
+)
+def test_torch_numbers_the_cards_that_it_sees(environment: dict[str, str | None], seen: dict[int, str]) -> None:
+    """A run beside graphics in the processor ended with "device cuda is not available"."""
+    cards = tuple(Card("rocm", number, name, 32 * GIB, 30 * GIB, "") for number, name in ((1, "R9700"), (2, "MI50")))
+    machine = Machine("cpu", (), 8, 64 * GIB, 60 * GIB, "machine", 0, cards)
+    assert {card.index: card.name for card in as_torch_sees(machine, environment).cards} == seen
 
 
 def test_cards_are_found_by_the_names_people_type_and_by_chip_and_memory() -> None:

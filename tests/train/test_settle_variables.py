@@ -46,6 +46,15 @@ def test_what_the_user_has_set_stays_unless_it_does_harm(name: str, tmp_path: Pa
     assert {one.name for one in chosen} == {"ROCBLAS_USE_HIPBLASLT", "HSA_OVERRIDE_GFX_VERSION"}
 
 
+@pytest.mark.parametrize(("device", "hidden"), [("auto", {"HIP_VISIBLE_DEVICES": "1"}), ("cuda:1", {})])
+def test_a_card_that_is_chosen_by_its_number_keeps_it(device: str, hidden: dict[str, str], tmp_path: Path) -> None:
+    """Beside graphics in the processor the first card is number 1, and number 0 where those are hidden."""
+    inside = Gpu(100306, "AMD Radeon Graphics", 1, bus=0x11)
+    both = Fake(gpus=[inside, R9700], torch="2.13.0+rocm7.2")
+    chosen = settle_variables(a_run(tmp_path, device=device), seen_from(both, tmp_path / "machine"))
+    assert {one.name: one.value for one in chosen} == {**LEAVE_HIPBLASLT, **hidden}
+
+
 @pytest.mark.parametrize("settings", [{"device": "cpu"}, {}])
 def test_a_run_on_the_processor_gets_none(tmp_path: Path, settings: dict[str, str]) -> None:
     machine = fake(**OVERRIDE) if settings else Fake(environment=OVERRIDE)

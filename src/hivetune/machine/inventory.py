@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -115,6 +115,19 @@ def _card(kind: CardKind, told: Mapping[str, Any]) -> Card:
 def without_integrated(cards: Sequence[Card]) -> tuple[Card, ...]:
     """Return the cards that a run may use; integrated graphics only if there is no other card."""
     return tuple(card for card in cards if not is_integrated(card)) or tuple(cards)
+
+
+def as_torch_sees(machine: Machine, environment: Mapping[str, str | None]) -> Machine:
+    """Return the machine with the cards that torch sees in this environment, by the numbers that they have there."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        value = environment.get(variable)
+        if value is None or value.upper().startswith(("GPU-", "MIG-")):  # UUIDs, which the inventory does not have
+            continue
+        of_driver = {str(card.index): card for card in machine.cards}
+        names = enumerate(name.strip() for name in value.split(","))
+        seen = tuple(replace(of_driver[name], index=place) for place, name in names if name in of_driver)
+        return replace(machine, cards=seen)
+    return machine
 
 
 def is_integrated(card: Card) -> bool:

@@ -18,7 +18,7 @@ from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import Busy, UsageError
 from hivetune.machine.findings import Variable, advised_variables
 from hivetune.machine.inventory import read_machine
-from hivetune.machine.look import Surroundings, look
+from hivetune.machine.look import HIDING, Surroundings, look
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import fetch_model
@@ -116,6 +116,8 @@ def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Varia
             return ()
         # What the user has set stays, unless it is known to break or falsify a run on this card.
         advised = advised_variables(look(where or Surroundings(folder=run.folder)), keep_set=True)
+        if config.device.startswith("cuda:"):  # a card that the user chose by its number among all
+            advised = tuple(variable for variable in advised if variable.name not in (*HIDING, "CUDA_DEVICE_ORDER"))
         if advised:
             settled = replace(choices, environment={variable.name: variable.value for variable in advised})
             write_resolved(run.folder, config, settled)

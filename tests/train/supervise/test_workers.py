@@ -18,6 +18,10 @@ from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
+from hivetune.process.protocol import Train
+from hivetune.run.choices import Choices
+from hivetune.run.folder import write_resolved
+from hivetune.train.supervise import supervisor
 from hivetune.train.supervise.attempt import rank_devices
 
 pytestmark = pytest.mark.slow
@@ -59,6 +63,24 @@ def test_graphics_in_the_processor_that_torch_counts_first_have_no_rank(tmp_path
     cards = tuple(replace(card, index=card.index + 1) for card in machine(8, 64, 2).cards)
     with_cards = replace(machine(8, 64), cards=cards)
     assert rank_devices(config, with_cards, tmp_path, "cuda:1", None) == ("cuda:1", "cuda:2")
+
+
+def test_ranks_are_on_the_cards_that_the_worker_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables of a run may hide graphics in the processor: its first card is cuda:0 then, and no rank has 2."""
+    config = make_run(tmp_path, 8, workers="auto", device="cuda")
+    config = config.model_copy(update={"device": "auto"})
+    write_resolved(tmp_path / "run", config, Choices(environment={"HIP_VISIBLE_DEVICES": "1,2"}))
+    cards = tuple(replace(card, index=card.index + 1) for card in machine(8, 64, 2).cards)
+    started: list[tuple[str, ...]] = []
+
+    def start(task: Train, *given: object, **named: object) -> None:
+        started.append(task.devices)
+        raise InterruptedError
+
+    monkeypatch.setattr(supervisor, "start_child", start)
+    with pytest.raises(InterruptedError):
+        supervise(tmp_path, config, machine=replace(machine(8, 64), cards=cards))
+    assert started == [("cuda:0", "cuda:1")]
 
 
 def test_more_ranks_than_cards_are_refused(tmp_path: Path) -> None:

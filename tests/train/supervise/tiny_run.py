@@ -81,9 +81,9 @@ def make_run(
     return config
 
 
-def supervise(folder: Path, config: RunConfig, *, worker: str | None = WORKER) -> RunOutcome:
+def supervise(folder: Path, config: RunConfig, *, worker: str | None = WORKER, **more: Any) -> RunOutcome:
     paths = {"model": folder / "model", "snapshot": folder / "snapshot"}
-    return supervise_run(folder / "run", config, **paths, worker=worker, replay=WORKER)
+    return supervise_run(folder / "run", config, **paths, worker=worker, replay=WORKER, **more)
 
 
 def _write_model(folder: Path) -> None:

@@ -8,9 +8,12 @@ import torch
 from train.worker.runs import learnable_rows, make_run, run_training
 
 from hivetune.config import parse_config
+from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit
-from hivetune.machine.inventory import read_machine
+from hivetune.machine.inventory import Card, read_machine
 from hivetune.run.choices import NO_CHOICES, Choices
+from hivetune.run.folder import read_resolved
+from hivetune.train.plan.steps import read_plan
 from hivetune.train.worker import settle
 
 
@@ -45,6 +48,28 @@ def test_another_device_is_chosen_for_anew() -> None:
     config = parse_config({"model": "m", "data": {"path": "x"}, "device": "cuda"})
     fallen = settle.with_recovery_changes(config, begun, Choices(device="cpu"))
     assert fallen == settle.complete("cpu", "auto", Choices(device="cpu"))
+
+
+def test_the_memory_is_that_of_the_card_that_torch_sees(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept from graphics in the processor, a run ended with "device cuda is not available"."""
+    make_run(tmp_path, learnable_rows(40))
+    config, _ = read_resolved(tmp_path / "run")
+    card = Card("rocm", 1, "R9700", 32 << 30, 30 << 30, "6.12", "gfx1201")
+    machine = replace(read_machine(), cards=(card,))
+    monkeypatch.setattr(settle, "read_machine", lambda: machine)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    given = Choices(device="cuda", dtype="float32"), tiny_model_folder, read_plan(tmp_path / "run")
+    chosen = settle._with_form(config, *given, open_snapshot(tmp_path / "snapshot"))
+    assert chosen.budget_tokens is not None and chosen.recompute == 0
+
+
+def test_a_rank_on_another_card_computes_as_the_run_was_settled() -> None:
+    """It chose kernels anew, others than rank 0, and was refused."""
+    begun = Choices(device="cuda", dtype="float16", threads=2, kernels="torch")
+    config = parse_config({"model": "m", "data": {"path": "x"}, "device": "cuda"})
+    assert settle.with_recovery_changes(config, begun, Choices(device="cuda:1")) == replace(begun, device="cuda:1")
 
 
 def test_a_run_keeps_the_kernels_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.cards import known_model
-from hivetune.machine.inventory import Machine, read_machine
+from hivetune.machine.inventory import Machine, as_torch_sees, read_machine
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import PACKAGED, find_prepared, prepared_names
@@ -85,7 +85,9 @@ def plan_run(
     architecture = find_architecture(config.model)
     machine = read_machine(folder=Path(config.output) if config.output else None)
     device = (
-        device_of_card(card, cores=cores, memory_gb=memory_gb) if card else device_of_machine(machine, config.device)
+        device_of_card(card, cores=cores, memory_gb=memory_gb)
+        if card
+        else device_of_machine(as_torch_sees(machine, os.environ), config.device)
     )
     prepared = find_prepared(config.model, config.template)
     work, basis = estimate_workload(config, rows, tokens, prepared.folder if prepared else None)

@@ -21,7 +21,7 @@ from hivetune.base.units import size
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
-from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
+from hivetune.machine.inventory import Machine, as_torch_sees, disk_free_bytes, read_machine
 from hivetune.machine.telemetry import KernelLog, oom_kills, sample
 from hivetune.process.launch import supervision
 from hivetune.process.parent import Child, Limits, run_task, start_child
@@ -264,7 +264,8 @@ class _Supervisor:
         self.attempts += 1
         environment, choices = worker_effects(self.run, self.rungs)
         threads = read_resolved(self.run)[1].threads
-        devices = rank_devices(self.config, self.machine, self.model, self._device(), threads)
+        seen = as_torch_sees(self.machine, {**os.environ, **environment})
+        devices = rank_devices(self.config, seen, self.model, self._device(), threads)
         memory_bytes = int(self.machine.memory_bytes * self.config.memory_share) // len(devices)
         every_s = CHECKPOINT_EVERY_S
         if self.history:
@@ -471,7 +472,9 @@ class _Supervisor:
         device = read_resolved(self.run)[1].device or self.config.device
         if device != "auto":
             return device
-        return f"cuda:{self.machine.cards[0].index}" if self.machine.cards else "cpu"
+        environment, _ = worker_effects(self.run, self.rungs)
+        cards = as_torch_sees(self.machine, {**os.environ, **environment}).cards
+        return f"cuda:{cards[0].index}" if cards else "cpu"
 
     def _stopped(self, result: Mapping[str, Any]) -> RunOutcome:
         step = checkpoints.newest_good(self.run).step

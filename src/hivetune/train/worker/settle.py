@@ -24,7 +24,7 @@ from hivetune.base.units import size
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DoesNotFit, MachineNotFit
-from hivetune.machine.inventory import WORKERS_PER_MACHINE, Machine, read_machine
+from hivetune.machine.inventory import WORKERS_PER_MACHINE, Machine, as_torch_sees, read_machine
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import read_architecture
 from hivetune.process.lease import train_on
@@ -81,7 +81,7 @@ def settle(run: Path, config: RunConfig, choices: Choices, model: Path, plan: Pl
 
 def _with_form(config: RunConfig, settled: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
     """Return `settled` with the first form of the steps that fits: whole, recomputed, recomputed and streamed."""
-    device = device_of_machine(read_machine(), settled.device or "auto")
+    device = device_of_machine(as_torch_sees(read_machine(), os.environ), settled.device or "auto")
     setup = setup_of_run(config, read_architecture(model), settled, device.kind)
     if setup.path == "fast" and not is_known(model):
         setup = replace(setup, path="general")
@@ -173,10 +173,12 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
 def with_recovery_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
     """Return the settled choices with a recovery's changes over them (supervise/ladder.py); nothing is written.
 
-    On another device everything that the device decides is decided anew.
+    On another kind of device everything that the device decides is decided anew.
     """
-    # A run that leaves its card computes with the processor's precision and kernels, as one that began there.
-    if changes.device not in (None, settled.device):
+    # A run that leaves its card computes with the processor's precision and kernels, as one that began there. A rank
+    # on another card has to round as rank 0 does.
+    kinds = {(device or "").partition(":")[0] for device in (changes.device or settled.device, settled.device)}
+    if len(kinds) > 1:
         anew = replace(settled, device=changes.device, dtype=None, threads=None, kernels=None, products=None)
         settled = complete(config.device, config.dtype, anew)
     return settled.updated(changes)
