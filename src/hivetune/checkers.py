@@ -72,7 +72,7 @@ class Checking:
         """
         asks = checker.get("name") in FROM_CONFIG
         if asks and self.failures >= MAX_FAILURES:
-            raise UsageError(f"not checked: the {checker['name']} failed on {self.failures} earlier answers")
+            raise UsageError(f"not checked: the checker {checker['name']} failed on {self.failures} earlier answers")
         try:
             passes, told = find_checker(checker), {key: row[key] for key in ROW_FIELDS}
             return (ended or not checker.get("must_end", False)) and passes(final_answer(answer), told)
@@ -277,7 +277,7 @@ sys.stdout.write(str(validator.is_valid(value)))
 
 def json_schema(answer: str, _: Arguments, schema: dict[str, Any]) -> bool:
     if importlib.util.find_spec("jsonschema") is None:
-        raise MachineNotFit("json_schema needs a package", hint=install_command("judge"))
+        raise MachineNotFit("the checker json_schema needs the package jsonschema", hint=install_command("judge"))
     values = _json_of(answer)
     return bool(values) and _program_verdict(
         "the schema", ["-I", "-c", _VALIDATE], [schema, values[0]], SCHEMA_TIMEOUT_S
@@ -357,18 +357,18 @@ def judge(answer: str, row: Arguments, model: str) -> bool:
     """Return whether the model at an OpenAI endpoint judges that the answer agrees with the row's reference."""
     # A server that is busy for a moment, and a word that is neither yes nor no, are not the answer's failure.
     if not row.get("reference"):
-        raise UsageError("checker: judge needs a row with a reference answer")
+        raise UsageError("checker: the judge needs a reference answer, which this row does not have")
     side = parse_side(model)
     question = f"Question:\n{row['prompt']}\n\nReference answer:\n{row['reference']}\n\nAnswer:\n{answer}"
     messages = ({"role": "system", "content": _JUDGE}, {"role": "user", "content": question})
     try:
         said = ask_with_retries(lambda: Endpoint(side.name, side.model).complete(messages, max_tokens=JUDGE_TOKENS))
     except Unanswered as error:
-        raise UsageError(f"checker: {side.label} failed again and again: {error}") from None
+        raise UsageError(f"checker: all requests to {side.label} failed: {error}") from None
     reply = final_answer(said.text)
     word = re.match(r"\W*(yes|no)\b", reply, re.IGNORECASE)
     if word is None:
-        raise UsageError(f"checker: {side.label} said neither yes nor no: {reply[:SHOWN_CHARS]!r}")
+        raise UsageError(f"checker: {side.label} answered neither yes nor no: {reply[:SHOWN_CHARS]!r}")
     return word[1].lower() == "yes"
 
 

@@ -112,7 +112,7 @@ class EvalConfig(Section):
 class GateConfig(Section):
     """Thresholds of the verdict. A metric whose threshold is null is reported, but not required."""
 
-    loss_gain: float | None = setting(0.0, "minimum gain in nats per token, as a lower bound")
+    loss_gain: float | None = setting(0.0, "minimum gain in nats per token, required of the lower end of its interval")
     success_gain: float | None = setting(None, "minimum gain in the share of correct answers")
     min_success: float | None = setting(None, "minimum share of correct answers", gt=0, le=1)
     max_seconds: float | None = setting(None, "maximum mean time per answer, in seconds", gt=0)

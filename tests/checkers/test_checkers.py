@@ -147,7 +147,7 @@ def test_a_judge_is_asked_whether_the_answer_meets_the_reference() -> None:
         assert succeeds("<think>Linz?</think>It is in Graz.", checker, reference="Graz")
         assert not succeeds("Linz", checker, reference="Graz")
         assert "Reference answer:\nGraz" in asked[0] and "Linz" not in asked[0]
-        with pytest.raises(UsageError, match="needs a row with a reference"):
+        with pytest.raises(UsageError, match="needs a reference answer"):
             succeeds("Linz", checker, reference=None)
 
 

@@ -139,7 +139,7 @@ def test_only_what_was_named_and_is_not_in_use_is_deleted(tmp_path: Path) -> Non
     """The `output` of a config may lie in the folder of another run."""
     outer, inner = make(tmp_path, "outer"), make(tmp_path / "outer", "01")
     refused = hivetune("rm", str(outer), "--yes")
-    assert refused.returncode == 2 and f"{outer} holds other runs: {inner}" in refused.stderr
+    assert refused.returncode == 2 and f"{outer} contains other runs: {inner}" in refused.stderr
     assert f"hivetune rm {outer} {inner}" in refused.stderr and inner.exists()
     free, used = make(tmp_path, "a"), make(tmp_path, "b")
     with lock(used):

@@ -169,7 +169,7 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
         for i in range(80)
     ]
     (place.folder / "faq.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    assert place.refused("train faq.json")[1].startswith("faq.json holds rows, but no model is given")
+    assert place.refused("train faq.json")[1].startswith("faq.json is a file of rows, but no model is given")
     own = ("--set", "data.on_private=keep", "--set", "patience=2")
     code, document, _ = place.call("init", "faq.json", "--model", "model", *own)
     assert code == 0

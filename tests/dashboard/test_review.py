@@ -84,7 +84,7 @@ def test_a_user_is_set_aside_by_the_command_and_taken_back_here(own_home: Path) 
     act(identities[0], "aside")
     assert len(shown(rating="aside")) == 2
     nobody = hivetune("forget", "--user", "nobody", "--set-aside")
-    assert nobody.returncode == 2 and "no stored row is of the user nobody" in nobody.stderr
+    assert nobody.returncode == 2 and "no stored row has the user nobody" in nobody.stderr
 
 
 def test_a_row_is_shown_as_it_is_trained_and_with_its_redactions(own_home: Path) -> None:

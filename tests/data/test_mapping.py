@@ -64,7 +64,7 @@ def test_rows_inside_of_records_need_no_other_column(tmp_path: Path) -> None:
     for columns in ({}, {"prompt": "prompt", "completion": "completion"}):
         report = checked(tmp_path, records, columns={"rows": "items", **columns}).document
         assert (report["usable"], report["rejected"]) == (4, {"unknown-layout": 1})
-        assert report["problems"][0]["hint"] == "no rows at 'items', as rows= says"
+        assert report["problems"][0]["hint"] == "the record has no rows at 'items': correct rows= in the mapping"
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
     """One row with an empty answer was blamed for all that a filter had left out."""
     rows = [{**NAMED[i % 5], "completion": f"In {i}." if i else "", "state": "new"} for i in range(9)]
     refused = refusal(checked(tmp_path, rows, columns={"where": "state=old"}))
-    assert "none of 9 rows is usable, mostly filtered" in str(refused)
-    assert refused.hint.endswith(": state is 'new': not read by where=state=old")
+    assert "none of the 9 rows is usable: mostly filtered" in str(refused)
+    assert refused.hint.endswith(": state is 'new', which does not match where=state=old")
 
 
 @pytest.mark.parametrize(

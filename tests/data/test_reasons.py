@@ -41,7 +41,7 @@ CAUSES: dict[str, tuple[bytes, str, str] | tuple[bytes, str, str, str, str]] = {
     "a preference with its prompt as a list": (json.dumps(ASKED).encode(), "preference-row", "chosen"),
     "only a question": (b'{"prompt": "q"}', "unknown-layout", "prompt"),
     "an answer that is null": (b'{"prompt": "q", "completion": null}', "empty-turn", "fill"),
-    "an answer that is missing": (b'{"messages": [{"role": "user", "content": "q"}]}', "empty-turn", "no turn"),
+    "an answer that is missing": (b'{"messages": [{"role": "user", "content": "q"}]}', "empty-turn", "no answer"),
     "a true completion": (b'{"prompt": "q", "completion": true}', "wrong-type", "completion"),
     "a comma too many": (b'{"prompt": "q", "completion": "a",}', "bad-json", ""),
     "single quotes": (b"{'prompt': 'q', 'completion': 'a'}\n", "bad-json", "quotes"),

@@ -37,10 +37,10 @@ def test_an_endpoint_is_its_url_and_its_model() -> None:
         "": "is not a model",
         "--run": "is not a model",
         "http://host/v1": "names no model",
-        "http://": "not the URL of a server",
+        "http://": "is not a URL with http",
         "http://host:port/v1#m": "not a URL",
         "http://me:secret@host/v1#m": "HIVETUNE_ENDPOINT_KEY",
-        "http://host/v1?key=secret#m": "not the URL of a server",
+        "http://host/v1?key=secret#m": "is not a URL with http",
     }.items(),
 )
 def test_what_can_not_be_a_side_is_said(text: str, said: str) -> None:

@@ -272,9 +272,9 @@ def test_only_what_nothing_names_is_pruned(database: sqlite3.Connection, tmp_pat
         registry.prune(database, find(database, "helpdesk@previous"))
     registry.prune(database, unused[0])
     assert not unused[0].folder.exists()
-    with pytest.raises(UsageError, match="were pruned"):
+    with pytest.raises(UsageError, match="were deleted by"):
         find(database, "helpdesk@1").check()
-    with pytest.raises(UsageError, match="were pruned"):
+    with pytest.raises(UsageError, match="were deleted by"):
         promote(database, "helpdesk@1", by="ann")
 
 

@@ -57,12 +57,12 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] = ())
         return load_config(path, overrides), path.stem
     if is_yaml:
         hint = f"to change its model: --set model={model}"
-        raise UsageError(f"--model goes with a file of rows, but {config} is a config", hint=hint)
+        raise UsageError(f"--model is used with a file of rows, but {config} is a config", hint=hint)
     if model is None:  # given as --set model=...
         model = next((text.removeprefix("model=") for text in overrides if text.startswith("model=")), None)
     if model is None:
         hint = f"add --model smollm2-135m, or write a config: hivetune init {quoted(config)}"
-        raise UsageError(f"{config} holds rows, but no model is given", hint=hint)
+        raise UsageError(f"{config} is a file of rows, but no model is given", hint=hint)
     check_storable(config)  # its name goes into the settings, which are UTF-8
     settings = parse_config({"model": model, "data": {"path": config}}, "command line", overrides)
     say(

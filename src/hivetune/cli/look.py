@@ -145,7 +145,7 @@ def rm(
     With --unused delete files that nothing needs instead. What would be deleted is listed first, and you are asked.
     """
     if bool(runs) == unused:
-        raise UsageError("nothing to delete is named", hint="give runs, or --unused alone")
+        raise UsageError("no run to delete is given", hint="give runs, or --unused alone")
     if unused:
         _remove_unused(yes=yes)
     else:
@@ -157,7 +157,7 @@ def _remove_runs(names: list[str], *, yes: bool) -> None:
     for folder in folders:
         if inner := [str(run) for run in run_folders() if folder in run.parents and run not in folders]:
             hint = f"delete them too: hivetune rm {' '.join(map(quoted, [folder, *inner]))}"
-            raise UsageError(f"{folder} holds other runs: {', '.join(inner)}", hint=hint)
+            raise UsageError(f"{folder} contains other runs: {', '.join(inner)}", hint=hint)
     for folder in folders:
         with lock_run(folder):  # one that is in use is refused before another is deleted
             show(f"{folder}: {size(size_of(folder))}")
@@ -187,7 +187,7 @@ def _ask(question: str, *, yes: bool) -> None:
     if yes:
         return
     if MODE.json or not sys.stdin.isatty():  # cron would wait for ever
-        raise UsageError("nothing was deleted: no terminal to confirm on", hint="give --yes")
+        raise UsageError("nothing was deleted: there is no terminal on which to confirm", hint="give --yes")
     if not typer.confirm(f"{question}?", err=True):
         say("nothing was deleted")
         raise typer.Exit

@@ -168,7 +168,7 @@ def _app(current: str) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="Train a better local model from interactions that you already have. "
+        help="Fine-tune a local language model with LoRA on your own chats and agent logs. "
         "Every command takes `--json` and then prints one JSON document; `demo` prints one for each step.",
         epilog=EXIT_CODES,
     )

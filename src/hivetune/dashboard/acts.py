@@ -82,7 +82,7 @@ def stopping(watcher: Watcher, request: PageRequest) -> Page:
         return _done(f"{run.path.name} was asked to stop", [message], back)
     status = run.status()
     if status.state != "running":
-        raise UsageError(f"{run.path.name} is not running")
+        raise UsageError(f"{run.path.name} is not running, so there is nothing to stop")
     says = f"It is at step {status.step:,} of {status.steps:,}. It {ends}; nothing is lost."
     return _ask(request, f"Stop {run.path.name}?", says, "Stop", f"hivetune stop {quoted(run.path)}", back)
 

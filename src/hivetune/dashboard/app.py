@@ -104,12 +104,12 @@ async def _form(request: Request) -> dict[str, str]:
             async for piece in request.stream():
                 body += piece
                 if len(body) > MAX_FORM_BYTES:
-                    raise UsageError(f"a form holds at most {MAX_FORM_BYTES:,} bytes")
+                    raise UsageError(f"the form has more than {MAX_FORM_BYTES:,} bytes: shorten the text")
         fields = urllib.parse.parse_qs(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=50)
     except (TimeoutError, ClientDisconnect):
-        raise UsageError("the form is incomplete") from None
+        raise UsageError("the form is incomplete: open its page again") from None
     except ValueError:
-        raise UsageError("the form can't be read") from None
+        raise UsageError("the form can't be read: open its page again") from None
     return {name: values[-1] for name, values in fields.items()}
 
 

@@ -115,7 +115,9 @@ def set_aside(database: sqlite3.Connection, kind: ForgetKind, value: str, by: st
     with transaction(database):
         rows = _find(database, kind, value)
         if not rows:
-            raise UsageError(f"no stored row is of the {kind} {value}", hint="collect it first")
+            raise UsageError(
+                f"no stored row has the {kind} {value}", hint="check the spelling, or collect the rows first"
+            )
         now = time.time()
         aside = {(content, by, now) for content in rows.values()}
         database.executemany("INSERT OR IGNORE INTO set_aside VALUES (?, ?, ?)", sorted(aside))

@@ -148,7 +148,7 @@ def _win(path: Path) -> FrozenQuestion:
     try:
         document = read_document(path)
         if document.pop("schema", None) != 1:
-            raise ValueError("it is of another version of Hivetune")
+            raise ValueError("another version of Hivetune wrote it")
         return from_plain(FrozenQuestion, document)
     except UsageError as error:
         raise UsageError(error.message, hint="restore it from a copy, or delete it") from None

@@ -48,7 +48,7 @@ def read_corrected(row: Row) -> TwoAnswers | None:
         return None
     before = read_conversation({key: value for key, value in row.items() if key != CORRECTION})
     if before.messages[-1].role != "assistant":
-        raise RowRefused("empty-turn", f"{CORRECTION}: there is no answer that it corrects")
+        raise RowRefused("empty-turn", f"the row has a {CORRECTION}, but no answer that it corrects: add the answer")
     good = before._replace(messages=(*before.messages[:-1], Message("assistant", corrected)))
     return _two(good, before, "correction")
 
@@ -60,7 +60,7 @@ def read_preference(row: Row) -> TwoAnswers | None:
     if any(side in (None, "", []) for side in sides):
         return None
     if row.get("images") or row.get("image"):
-        raise RowRefused("unsupported-content", "a pair about an image: only text can be learned")
+        raise RowRefused("unsupported-content", "the pair is about an image, but only text can be learned")
     good, bad = (_with_answer(row, side) for side in sides)
     return _two(good, bad, "pair")
 
@@ -77,7 +77,10 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
         turns = [{"role": "assistant", "content": answer}]
     if turns is None:
         if not asked:
-            raise RowRefused("pair-differs", "there are two answers, but no column holds their question")
+            raise RowRefused(
+                "pair-differs",
+                "the row has two answers, but no column with their question: map it, as in --columns prompt=QUESTION",
+            )
         return read_conversation({**base, **asked, "output" if "instruction" in asked else "completion": answer})
     if all(_speaker(turn) in _ANSWER_ROLES for turn in turns):
         if before is None and asked:  # the question is in other columns, read as if they had an answer
@@ -98,7 +101,7 @@ def _two(good: Conversation, bad: Conversation, lesson: LessonKind) -> TwoAnswer
     if before[0] != before[1] or better.role != "assistant" or worse.role != "assistant":
         raise RowRefused("pair-differs")
     if replace(better, weight=1.0) == replace(worse, weight=1.0):
-        raise RowRefused("pair-differs", "the better and the worse answer are the same")
+        raise RowRefused("pair-differs", "the better and the worse answer are the same: correct one, or delete the row")
     return TwoAnswers(good, worse, lesson)
 
 

@@ -85,7 +85,9 @@ def turn_table(columns: Mapping[str, str]) -> Log:
         session = value_of(event, columns["session"])
         if not isinstance(session, str | int):
             column = columns["session"]
-            return RowRefused("unknown-layout", f"no session in {column!r}; {near_column(event, column)}")
+            return RowRefused(
+                "unknown-layout", f"the row has no value in the session column {column!r}; {near_column(event, column)}"
+            )
         try:
             _filter(event, columns)
         except RowRefused as refused:
@@ -216,7 +218,7 @@ def _filter(row: Row, columns: Mapping[str, str]) -> None:
     value = _plain(value_of(row, column))
     fits = value in map(_plain, wanted.split("|")) if how == "in" else value == _plain(wanted)
     if fits == (how == "!="):
-        raise RowRefused("filtered", f"{column} is {value[:40]!r}: not read by where={columns[WHERE]}")
+        raise RowRefused("filtered", f"{column} is {value[:40]!r}, which does not match where={columns[WHERE]}")
 
 
 @lru_cache(16)

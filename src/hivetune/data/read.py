@@ -65,7 +65,7 @@ def parse_row(payload: bytes) -> Row:
 def row_text(payload: bytes) -> str:
     """Return a row without a byte order mark. Raise RowRefused if it is not UTF-8."""
     if b"\0" in payload:
-        raise RowRefused("bad-characters", "it holds a NUL byte: part of the file is lost, or it is binary")
+        raise RowRefused("bad-characters", "the row has a NUL byte: part of the file is lost, or the file is binary")
     try:
         return payload.decode().removeprefix(_MARK)
     except UnicodeDecodeError as error:
@@ -80,7 +80,7 @@ def _parsed_row(text: str) -> Row:
     except (json.JSONDecodeError, NotJson) as error:
         raise RowRefused("bad-json", str(error)) from None
     except ValueError:
-        raise RowRefused("bad-json", f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
+        raise RowRefused("bad-json", f"a number has more than {sys.get_int_max_str_digits():,} digits: write it as a string") from None
     if isinstance(value, str):
         value = parsed(value)  # a row that was written as JSON twice
     if isinstance(value, list) and is_conversation(value):
@@ -119,7 +119,7 @@ class ExaminedRow:
 def refuse_session_line(row: Row) -> None:
     """Raise RowRefused for one line of a coding agent's session, which is not a row without the other lines."""
     if not _OF_SESSION_LINES.isdisjoint(row) and (claude_code.is_line(row) or codex.is_line(row)):
-        raise RowRefused("unknown-layout", "it is a line of a coding agent's session: give the session's own file")
+        raise RowRefused("unknown-layout", "the row is one line of a coding agent's session: check the session's file itself")
 
 
 def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ExaminedRow:
@@ -172,7 +172,7 @@ def _unmapped(row: Row, mapped: Row, columns: Mapping[str, str], missing: Mappin
             hint = f"the row has no column {missing[field]!r}; {near_column(row, missing[field])}"
             return RowRefused("unknown-layout", hint)
         if mapped.get(field) in (None, ""):
-            return RowRefused("empty-turn", f"the column {columns[field]!r} is empty in this row")
+            return RowRefused("empty-turn", f"the column {columns[field]!r} is empty in this row: fill it in or delete the row")
     others = ", ".join(name for name in list(row)[:MAX_NAMED] if name not in columns.values()) or "none"
     half = f"the mapping {write_columns(columns)} needs prompt and completion, or messages"
     return RowRefused("unknown-layout", f"{half}; other columns: {others}")

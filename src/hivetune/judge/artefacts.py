@@ -57,7 +57,7 @@ def find_artefact(text: str, run: Run | None) -> Artefact:
         identity = hashlib.sha256(side.label.encode()).hexdigest()
         return Artefact(side.label, "endpoint", identity, endpoint=Endpoint(side.name, side.model))
     if side.kind == "base":
-        owner = _named(run, "base")
+        owner = _named(run, "base is the base model of a run")
         return _served(side.label, "base", base_of(owner), None, (owner.model, None), owner.folder)
     if side.kind == "gguf":
         path = expanded(side.name)
@@ -65,7 +65,7 @@ def find_artefact(text: str, run: Run | None) -> Artefact:
             raise UsageError(f"{path} is not a file", hint="make one: hivetune export RUN --to gguf")
         if not read_header(path).is_adapter:
             return _served(side.label, "gguf", path, None, None, run_of_export(path))
-        owner = _named(run, f"{path} is an adapter: its base")
+        owner = _named(run, f"{path} is an adapter of an unknown base model")
         return _served(side.label, "gguf", base_of(owner), path, None, owner.folder)
     if side.kind == "release":
         return _release(side.name)
@@ -124,5 +124,5 @@ def _release(reference: str) -> Artefact:
 
 def _named(run: Run | None, title: str) -> Run:
     if run is None:
-        raise UsageError(f"{title}: the model is not named", hint="name the run with its base and rows: --run RUN")
+        raise UsageError(f"{title}, and no run is given", hint="name the run with its base and rows: --run RUN")
     return run

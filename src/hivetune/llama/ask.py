@@ -58,7 +58,7 @@ class Endpoint:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         key = os.environ.get(ENDPOINT_KEY, "").strip()
         if not (key.isascii() and key.isprintable()):  # the library's own error would show it
-            raise UsageError(f"{ENDPOINT_KEY} contains characters that no key has, such as a line break")
+            raise UsageError(f"{ENDPOINT_KEY} has characters that a key can't have, such as a line break: set it again")
         body = {"model": self.model, **chat_request([_as_sent(message) for message in messages], max_tokens, tools)}
         path = parts.path.removesuffix("/chat/completions") + "/chat/completions"
         started = time.perf_counter()
@@ -106,7 +106,7 @@ def read_answer(response: http.client.HTTPResponse, started: float, where: str) 
     raw = response.read(MAX_ANSWER_BYTES + 1)
     seconds = time.perf_counter() - started
     if len(raw) > MAX_ANSWER_BYTES:
-        raise UsageError(f"{where} wrote an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+        raise UsageError(f"the answer of {where} has more than {MAX_ANSWER_BYTES >> 20} MiB: lower eval.tokens")
     try:
         document = json.loads(raw)
         if error := document.get("error"):

@@ -96,7 +96,7 @@ def open_backend(
         log, socket_path = scratch / "server.log", scratch / "llama.sock"
         if len(os.fsencode(socket_path)) > MAX_SOCKET_PATH_BYTES:
             hint = "set TMPDIR to a shorter folder, such as /tmp"
-            raise MachineNotFit(f"{socket_path} is too long for the name of a socket", hint=hint)
+            raise MachineNotFit(f"the path {socket_path} is too long for a socket", hint=hint)
         process = _start([*engine.command, *_arguments(model, settings, socket_path)], settings, model, token, log)
         scales = [{"id": number, "scale": scale} for number, (_, scale) in enumerate(settings.adapters)]
         backend = Backend(process, socket_path, token, scales)

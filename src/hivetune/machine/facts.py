@@ -99,7 +99,7 @@ def in_range(version: str, allowed: str) -> bool:
     for part in allowed.split(","):
         match = _COMPARISON.match(part)
         if match is None:
-            raise ValueError(f"not a range of versions: {allowed!r}")
+            raise ValueError(f"{allowed!r} is not a range of versions")
         want = _numbers(match[2])
         width = max(len(have), len(want))
         mine, limit = (numbers + (0,) * (width - len(numbers)) for numbers in (have, want))

@@ -232,7 +232,7 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     def number(name: str, default: int | None = None) -> int:
         value = default if config.get(name) is None else config[name]
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 32:
-            raise UsageError(f"{where}: '{name}' is {value!r}: this is not the config of a causal language model")
+            raise UsageError(f"{where}: '{name}' is {value!r}, which no causal language model has: use another model")
         return value
 
     hidden, layers, vocabulary = number("hidden_size"), number("num_hidden_layers"), number("vocab_size")

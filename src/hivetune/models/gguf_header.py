@@ -112,7 +112,7 @@ class _Reader:
         for _ in range(tensors):
             name, (dimensions,) = self._string(), self._take("<I")
             if dimensions > MAX_DIMENSIONS:
-                raise ValueError(f"{name} has {dimensions} dimensions")
+                raise ValueError(f"the tensor {name} has {dimensions} dimensions, at most {MAX_DIMENSIONS} are allowed")
             shapes[name] = self._take(f"<{dimensions}Q")
             kind, offset = self._take("<IQ")
             block, block_bytes = BLOCKS.get(kind, (1, 0))

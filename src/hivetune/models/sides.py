@@ -52,10 +52,13 @@ def _endpoint(text: str, prefix: str) -> NamedSide:
     except ValueError as error:
         raise UsageError(f"{prefix}{url} is not a URL: {error}") from None
     if not host or parts.query:
-        raise UsageError(f"{prefix}{url} is not the URL of a server", hint="for example http://localhost:8080/v1#MODEL")
+        raise UsageError(
+            f"{prefix}{url} is not a URL with http:// or https:// and a host",
+            hint="for example http://localhost:8080/v1#MODEL",
+        )
     if parts.username or parts.password:  # which is not repeated
         hint = "put the key into HIVETUNE_ENDPOINT_KEY instead"
-        raise UsageError(f"{prefix}the URL of {host} holds a password", hint=hint)
+        raise UsageError(f"{prefix}the URL of {host} contains a password", hint=hint)
     if not model:
         raise UsageError(f"{prefix}{url} names no model", hint=f"put it after '#': {url}#MODEL")
     return NamedSide("endpoint", url.rstrip("/"), model)

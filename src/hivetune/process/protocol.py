@@ -219,7 +219,7 @@ class Outcome:
             raise kind(self.error.message, hint=self.error.hint)
         if FULL_DISK_ERROR.search(self.error.message):
             hint = "free some space, then run the same command again"
-            raise errors.DoesNotFit(f"the disk is full: {title}: {self.error.message}", hint=hint)
+            raise errors.DoesNotFit(f"{title} failed because the disk is full: {self.error.message}", hint=hint)
         message = f"{title} failed: {self.error.type}: {self.error.message}"
         raise errors.HivetuneError(message, hint=self.error.hint)
 

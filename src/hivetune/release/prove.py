@@ -262,9 +262,11 @@ def _score_place(
         likeliest = [[int(candidate["id"]), float(candidate["logprob"])] for candidate in reported[0]["top_logprobs"]]
         written, logprob = int(reported[0]["id"]), float(reported[0]["logprob"])
     except (TypeError, LookupError, ValueError):
-        raise HivetuneError(f"llama.cpp reports no probabilities: {str(reported)[:200]}") from None
+        raise HivetuneError(f"llama.cpp did not report probabilities of tokens: {str(reported)[:200]}") from None
     if written != passage.tokens[place]:
-        raise HivetuneError(f"llama.cpp wrote the token {written} where {passage.tokens[place]} was forced")
+        raise HivetuneError(
+            f"llama.cpp returned the token {written}, although the request forces the token {passage.tokens[place]}"
+        )
     return [logprob, likeliest], ended
 
 

@@ -111,7 +111,7 @@ class Release:
         """Raise HivetuneError if a file of the release is missing or changed, UsageError if it was pruned."""
         hint = f"register its run again: hivetune register {quoted(self.run)} --as {self.name}"
         if self.pruned:
-            raise UsageError(f"the artefacts of {self.label} were pruned", hint=hint)
+            raise UsageError(f"the files of {self.label} were deleted by hivetune rm --unused", hint=hint)
         if damage := self.damage:
             if "champion" in self.aliases:  # or a healthy champion is rolled back
                 hint += f"; or serve the release before: hivetune rollback {self.name}"

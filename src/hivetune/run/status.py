@@ -146,7 +146,7 @@ def _tally_of(run: Path) -> RunTally:
 def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
     record, total = read_record(run), read_document(run / PLAN).get("steps")
     if not isinstance(total, int):
-        raise UsageError(f"{run / PLAN} is damaged: its 'steps' is {total!r}")
+        raise UsageError(f"{run / PLAN} is damaged: 'steps' is {total!r}, not a number of steps")
     # The record is written last: without the event of an end, its "done" is that of an earlier training.
     state: State = "done" if record["status"] == "done" and tally.state not in ("new", "interrupted") else tally.state
     return RunStatus(

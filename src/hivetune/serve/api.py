@@ -254,7 +254,7 @@ class Gateway:
         """Join `{"id", "rating": "up|down", "correction"?, "reason"?}` to a captured answer."""
         fields = checked_fields(FEEDBACK_FIELDS, _document(await _raw_body(http)))
         if fields.keys() <= {"id", "reason"}:
-            raise UsageError('feedback needs a "rating" or a "correction"')
+            raise UsageError('the feedback has neither a "rating" nor a "correction"')
         if self.capture is None:
             raise UsageError("answers are not captured, so none can be rated", hint="start the gateway with --capture")
         entry = Feedback(client=_client(http), **fields)

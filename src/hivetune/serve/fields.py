@@ -258,7 +258,7 @@ def checked_fields(fields: Api, body: Mapping[str, Any]) -> dict[str, Any]:
         named = [tool for tool in sent.get("tools", ()) if tool["function"]["name"] == choice["function"]["name"]]
         sent |= {"tools": named, "tool_choice": "required"}
     if sent.get("tool_choice") == "required" and not sent.get("tools"):
-        raise FieldRefused("tool_choice", "no such tool is given")
+        raise FieldRefused("tool_choice", "it names a tool that is not in tools")
     return sent
 
 
@@ -280,7 +280,7 @@ def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str
         turns = enumerate(sent.get("messages", ()))
         used += [f"messages[{number}].tool_calls" for number, turn in turns if turn.get("tool_calls")]
         if used:
-            raise FieldRefused(used[0], "the chat template of this model has no place for tools")
+            raise FieldRefused(used[0], "the chat template of this model does not write tools")
     forwarded = {key: value for key, value in sent.items() if key in _SENT_ON}
     if "max_completion_tokens" in forwarded:
         forwarded["max_tokens"] = forwarded.pop("max_completion_tokens")

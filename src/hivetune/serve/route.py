@@ -101,7 +101,9 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
         bare, at, _ = name.partition("@")
         if at:
             hint = f"serve {bare}, and ask for the model {name}"
-            raise UsageError(f"{name}: the gateway serves names with all their versions", hint=hint)
+            raise UsageError(
+                f"{name}: give a name without a version, since the gateway serves all versions of a name", hint=hint
+            )
         find(database, name)
     found, base, served = Wanted(), ("", ""), dict[str, Path]()
     champions = champion_versions(database)
@@ -153,7 +155,7 @@ def adapter_of(release: Release, base: tuple[str, str] | None = None) -> Path:
     """Return the release's adapter as GGUF. Raises HivetuneError when it is damaged, UsageError when it has none or
     has another base than `base`, by name and hash."""
     if base not in (None, (release.model, release.model_sha256)):
-        raise UsageError(f"its base is {release.model}; a gateway serves one base: hivetune serve {release.name}")
+        raise UsageError(f"its base is {release.model}, and a gateway serves one base: start another gateway for it")
     # Its files are hashed again only when one changed.
     release.check()
     return gguf_adapter(release)

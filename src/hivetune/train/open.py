@@ -88,7 +88,7 @@ def load_run(folder: Path) -> Run:
     for part, hint in ((model, f"hivetune fetch {quoted(config.model)}"), (snapshot.folder, DAMAGED_SNAPSHOT)):
         problems = problems_since_last_read(part)
         if problems:
-            raise UsageError(f"{folder} needs a file that is damaged: {part / problems[0]}", hint=hint)
+            raise UsageError(f"a file that {folder} needs is damaged: {part / problems[0]}", hint=hint)
     if "identity" in record:
         refuse_changed(folder, record["identity"], identity_of(config, snapshot, model))
     return Run(folder, config, model, snapshot, read_plan(folder))

@@ -139,7 +139,7 @@ SLIPS = {
     "redis://h/0": "names no stream",
     "redis://h/0?streem=a": "unknown option streem",
     "redis://a,b/0?stream=a": "takes one host",
-    "kafka://h/t": "not a known kind",
+    "kafka://h/t": "kafka:// are unknown",
 }
 
 

@@ -115,7 +115,9 @@ def test_what_a_refused_row_is_told_to_do_helps(app: sqlite3.Connection, tmp_pat
     app.execute("INSERT INTO chats (prompt, completion) VALUES (CAST(x'ff' AS TEXT), 'a')")
     assert total(url(tmp_path)) == (0, 0, 2, 0)
     hint, other = query("SELECT hint FROM refused")
-    assert hint.startswith("extra holds bytes") and "?table=VIEW&cursor=COLUMN" in hint and other.startswith("prompt")
+    assert (
+        hint.startswith("extra contains bytes") and "?table=VIEW&cursor=COLUMN" in hint and other.startswith("prompt")
+    )
     app.execute("CREATE VIEW good AS SELECT id, prompt, completion FROM chats WHERE id = 1")
     assert total(url(tmp_path, "table=good&cursor=id")) == (1, 0, 0, 0)
 

@@ -108,7 +108,7 @@ def report(path: Path, use: list[str] = ALL, **learn: Any) -> dict[str, Any]:
 
 def test_all_rows_negative_are_refused(write_rows: Callable[..., Path]) -> None:
     path = write_rows([good(n, success=False) for n in range(20)])
-    with pytest.raises(DataRefused, match="none of 20 rows is usable"):
+    with pytest.raises(DataRefused, match="none of the 20 rows is usable"):
         check(DataConfig(path=str(path)), learn=LearnConfig(use=ALL)).refuse(0.2)
 
 

@@ -106,7 +106,7 @@ def test_bad_data_is_refused_with_its_reason(write_rows: Callable[..., Path], ch
     assert prepare(config(bad, max_rejected=0.5), chatml).num_rows == 5
     with pytest.raises(DataRefused, match="no rows"):
         prepare(config(write_rows([], "empty.jsonl")), chatml)
-    with pytest.raises(DataRefused, match="none of 3"):
+    with pytest.raises(DataRefused, match="none of the 3"):
         prepare(config(write_rows(["x"] * 3, "text.jsonl")), chatml)
     with pytest.raises(UsageError, match="does not exist"):
         prepare(config("nowhere.jsonl"), chatml)

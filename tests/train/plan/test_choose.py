@@ -131,7 +131,7 @@ def test_layers_come_from_host_memory_where_it_holds_them() -> None:
 def test_what_does_not_fit_says_how_much_is_missing_and_what_would() -> None:
     device = small_gpu(9)
     whole = replace(setup_on(device, "Qwen2.5-7B-Instruct"), path="general")  # it streams no layers
-    with pytest.raises(DoesNotFit, match=r"at least 1\d\.\d GB are needed, 8\.1 GB may be used") as refused:
+    with pytest.raises(DoesNotFit, match=r"needs at least 1\d\.\d GB, but may use 8\.1 GB") as refused:
         first_that_fits(whole, device, work())
     assert refused.value.exit_code == 5
     hint = with_alternatives(refused.value, whole, device, work(), 0.9).hint

@@ -50,9 +50,9 @@ def check_roles(messages: Messages) -> None:
             raise RowRefused("role-order", f"message {i + 1}: {role} after {previous}{lacks}")
         previous = role
     if not any(message.role == "assistant" for message in messages):
-        raise RowRefused("empty-turn", "no turn of an assistant: add the answer, or leave the row out")
+        raise RowRefused("empty-turn", "the row has no answer of the assistant: add it, or delete the row")
     if previous != "assistant":
-        raise RowRefused("role-order", f"the last message is the {previous}'s: nothing answers it")
+        raise RowRefused("role-order", f"the last message is the {previous}'s: add an answer to it")
 
 
 def check_empty(messages: Messages) -> None:
@@ -71,11 +71,16 @@ def check_characters(messages: Messages) -> None:
     for message in messages:
         text = message.content if message.reasoning is None else f"{message.reasoning}\n{message.content}"
         if "\0" in text:
-            raise RowRefused("bad-characters", "it holds a NUL byte: part of the file is lost, or it is binary")
+            raise RowRefused(
+                "bad-characters", "the text has a NUL byte: part of the file is lost, or the file is binary"
+            )
         if text.isascii():
             continue
         if "\ufffd" in text and message.role != "tool":  # a tool may really have printed it
-            raise RowRefused("bad-characters", "U+FFFD: bytes were lost at decoding; decode the source again")
+            raise RowRefused(
+                "bad-characters",
+                "the text has U+FFFD, which replaces bytes that were lost in decoding: decode the source again",
+            )
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -91,13 +96,13 @@ def check_length(messages: Messages) -> None:
     """Check that the row is not longer than MAX_CHARS, before other checks read its text."""
     num_chars = sum(len(message.content) for message in messages)
     if num_chars > MAX_CHARS:
-        raise RowRefused("too-long", f"{num_chars:,} characters, the limit is {MAX_CHARS:,}")
+        raise RowRefused("too-long", f"the row has {num_chars:,} characters, the limit is {MAX_CHARS:,}: split it")
 
 
 def check_message_weights(messages: Messages) -> None:
     """Check that at least one answer has a weight above 0."""
     if not any(message.weight for message in messages if message.role == "assistant"):
-        raise RowRefused("no-trained-token", "every answer has the weight 0")
+        raise RowRefused("no-trained-token", "every answer has the weight 0: give one the weight 1")
 
 
 def control_token_check(tokens: Sequence[str]) -> Callable[[Messages], None]:

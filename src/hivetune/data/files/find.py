@@ -96,7 +96,7 @@ def _files_of(path: str) -> list[str]:
         if known := [str(file) for file in inside if _is_known(file.name)]:
             return known
         hint = f"known: {', '.join(_SUFFIXES)}, also .gz and .zst"
-        raise UsageError(f"{spelled(path)} holds no data files", hint=hint)
+        raise UsageError(f"{spelled(path)} contains no files of rows", hint=hint)
     if os.path.exists(path):
         # A named pipe waits for a writer, and a device may never end; a shell's <(command) is a pipe too.
         if os.path.isfile(path) or (is_pipe(path) and path.startswith(("/dev/fd/", "/proc/"))):

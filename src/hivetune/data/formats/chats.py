@@ -82,7 +82,7 @@ def _chat(
     """
     path = path_to(leaf, parents)
     if leaf in parents and not path:
-        raise RowRefused("wrong-type", "the messages' parents form a cycle")
+        raise RowRefused("wrong-type", "the messages name each other as parents in a cycle: export the chat again")
     turns, changed = read_turns((nodes[key] for key in path), read, logged=True)
     messages: list[Message] = []
     for role, turn in itertools.groupby(turns, lambda message: message.role):
@@ -96,7 +96,7 @@ def _chat(
     if any(message.role == "assistant" for message in turns) and not any(
         message.weight for message in messages if message.role == "assistant"
     ):
-        raise RowRefused(NOT_HELD, "each answer was stopped, or used a tool of which the export lacks the results")
+        raise RowRefused(NOT_HELD, "each answer of the chat was stopped, or used a tool whose result is not in the export")
     others = any(_answers(nodes[key]) for key in nodes.keys() - set(path))
     return conversation_of(name, messages, changed=(*(["other-branches"] if others else []), *changed))
 
@@ -131,7 +131,7 @@ def _chatgpt_turn(message: Any) -> list[Message]:
     if spoken := [part for part in listed(parts) if one_of(part, "content_type") == _SPOKEN]:
         parts = [str(part.get("text", "")) for part in spoken]
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise RowRefused(NOT_HELD, f"a message of type {str(kind)[:40]!r}: only text can be learned")
+        raise RowRefused(NOT_HELD, f"a message has the type {str(kind)[:40]!r}, but only text can be learned")
     if role == "user" and one_of(one_of(message, "metadata"), "attachments"):
         raise RowRefused(NOT_HELD, "a message with files, whose text the export does not hold")
     text = "\n".join(parts)
@@ -149,7 +149,7 @@ def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
     if not all(isinstance(text, str) for text in texts) or (
         not answers and any(one_of(file, "file_name") not in known for file in files)
     ):
-        raise RowRefused(NOT_HELD, "a message with files, or an attachment, whose text the export does not hold")
+        raise RowRefused(NOT_HELD, "a message has files or an attachment whose text is not in the export")
     content: Any = turn.get("content") or turn.get("text")
     tools = [
         part for part in listed(content) if one_of(part, "type") in _TOOLS and one_of(part, "name") not in _SEARCHES

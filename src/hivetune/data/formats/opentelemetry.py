@@ -51,12 +51,12 @@ def read(row: Row) -> Conversation | None:
         held |= attributes(event.get("attributes")) if event.get("name") == _OPERATION else {}
     status = one_of(row.get("status"), "code", "status_code") or row.get("status_code") or row.get("status")
     if status in (2, "STATUS_CODE_ERROR", "ERROR") or held.get("error.type"):
-        raise RowRefused("failed", "the span's status is an error")
+        raise RowRefused("failed", "the call of the model failed: the span's status is an error")
     if not held.get(_ASKED) or not held.get(_ANSWERED):
         # Older conventions, and those of OpenInference and the AI SDK.
         other = next((key for key in held if key.startswith(("llm.", "ai.", "gen_ai.prompt"))), None)
         fact = f"the span has {other}, and no {_ASKED}: export by the current GenAI conventions"
-        raise RowRefused(NOT_HELD, fact if other else "the span holds no messages of a model")
+        raise RowRefused(NOT_HELD, fact if other else "the span has no messages of a model")
     # Each message is an answer of its own to one question, but an agent's, of which only the last one has ended.
     answers = objects(parsed(held[_ANSWERED])) or []
     several = len(answers) > 1 and all("finish_reason" in answer for answer in answers)

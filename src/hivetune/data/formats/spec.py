@@ -31,7 +31,7 @@ _NOWHERE = Path("", lambda value: None, frozenset())
 
 def _compiled(value: Any) -> Path:
     if not isinstance(value, str):
-        raise ValueError("a path is a text")
+        raise ValueError("a path must be a string")
     return compile_path(value)
 
 
@@ -106,7 +106,7 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
         raise UsageError("\n".join(told), hint=f"known keys: {', '.join(keys)}") from None
     if not spec.has("messages", "completion", "response", "text", "rows"):
         hint = "name the paths of the texts: messages, prompt and completion, or text"
-        raise UsageError(f"{source}: the format {name!r} has no path of its words", hint=hint)
+        raise UsageError(f"{source}: the format {name!r} has no path to the text of its turns", hint=hint)
     if spec.has("rows"):
         return Batch(name, lambda record: _rows(spec, record), spec.needs)
     if spec.has("thread"):
@@ -125,7 +125,7 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
         return form
     if len(spec.messages.heads) != 1 or not spec.mark:
         hint = "messages: a path that begins at one column; mark: a name that few other records hold"
-        raise UsageError(f"{source}: the format {name!r} has a day without a mark or a column of turns", hint=hint)
+        raise UsageError(f"{source}: the format {name!r} sets day, which also needs mark and a column of turns", hint=hint)
     return form._replace(days=lambda record: _days(spec, record), mark=spec.mark)
 
 

@@ -43,7 +43,7 @@ def parse_sources(sources: Sequence[str]) -> list[Reader]:
             readers.append(RedisReader(source))
         elif mark and "/" not in scheme:
             known = f"known: {' '.join(SCHEMES)} sqlite:PATH"
-            raise UsageError(f"{scheme}:// is not a known kind of source", hint=known)
+            raise UsageError(f"sources of the kind {scheme}:// are unknown", hint=known)
         else:
             readers.append(FileReader(source))
     # Two readers of one source would move its position by turns.

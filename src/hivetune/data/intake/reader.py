@@ -85,7 +85,7 @@ def rows_of_cells(cells: Mapping[str, Any], field: str | None) -> list[dict[str,
         field = only
     if field is not None:
         if cells.get(field) is None:
-            raise RowRefused("bad-json", f"there is no {field}: check field= in the source")
+            raise RowRefused("bad-json", f"the entry has no {field}: correct field= in the source's address")
         return _rows_of_document(cells[field])
     row = {name: _parsed(name, value) for name, value in cells.items()}
     wrapper = next((name for name in WRAPPERS if isinstance(row.get(name), dict)), None)
@@ -110,7 +110,7 @@ def _parsed(name: str, value: Any) -> Any:
             value = value.decode()
         except UnicodeDecodeError:
             hint = "store it as text; of a table, collect a view without it: ?table=VIEW&cursor=COLUMN"
-            raise RowRefused("bad-characters", f"{name} holds bytes that are not text: {hint}") from None
+            raise RowRefused("bad-characters", f"{name} contains bytes that are not text: {hint}") from None
     if isinstance(value, str) and value.startswith(("{", "[")):
         with contextlib.suppress(ValueError, RecursionError):  # a text like others
             return json.loads(value, parse_constant=refuse_constant)

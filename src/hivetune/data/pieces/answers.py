@@ -37,13 +37,15 @@ def read_request(value: Any) -> tuple[list[Message], Tools]:
     """
     value = parsed(value)
     if value in ("", []):
-        raise RowRefused("empty-turn", "the request is empty")
+        raise RowRefused("empty-turn", "the request is empty: log the whole request")
     if isinstance(value, str | list):
         value = {"messages": value}
     if not isinstance(value, dict):
         raise RowRefused("wrong-type", "the request must be an object, a list of messages or a text")
     if one_of(value, *_PROVIDER_STATE) is not None or isinstance(one_of(value.get("prompt"), "id"), str):
-        raise RowRefused("earlier-turns-missing", "a part of the prompt is kept by the provider")
+        raise RowRefused(
+            "earlier-turns-missing", "a part of the prompt is stored by the provider: log the whole conversation"
+        )
     config = one_of(value, "config", "generationConfig")
     system = one_of(value, *_SYSTEMS) or one_of(config, *_SYSTEMS)
     asked = next((parsed(value[key]) for key in _PROMPTS if value.get(key) not in (None, "", [])), None)
@@ -54,7 +56,7 @@ def read_request(value: Any) -> tuple[list[Message], Tools]:
     elif isinstance(asked, dict):
         asked = [asked]
     if not isinstance(asked, list):
-        raise RowRefused("unknown-layout", "the request holds no messages")
+        raise RowRefused("unknown-layout", "the request has no messages")
     turns = [{"role": "user", **turn} if one_of(turn, "parts") else turn for turn in asked]  # Gemini's user
     return read_messages(turns, system), read_tools(one_of(value, "tools", "functions") or one_of(config, "tools"))
 
@@ -94,13 +96,13 @@ def read_answer(value: Any) -> Answer:
             refuse_cut_row(turn)  # OpenTelemetry
         return read_messages(turns, None), ()
     if not isinstance(value, dict):
-        raise RowRefused("empty-turn", "the response is empty")
+        raise RowRefused("empty-turn", "the response is empty: log the whole response, or delete the row")
     _refuse_failure(value)
     if isinstance(answers := one_of(value, *_LISTS), list):  # to one question, of which the first is read
         first = answers[0] if answers else None
         refuse_cut_row(first if isinstance(first, dict) else {})
         if not isinstance(said := one_of(first, "message", "content", "text"), str | dict):
-            raise RowRefused("empty-turn", "the response holds no answer")
+            raise RowRefused("empty-turn", "the response has no answer: log the whole response, or delete the row")
         return _said(said), ("other-answers",) if len(answers) > 1 else ()
     if isinstance(value.get("messages"), list):
         return read_messages(value["messages"], None), ()
@@ -115,7 +117,10 @@ def read_answer(value: Any) -> Answer:
         return _said({**own, "content": said}), ()
     if said is not None and is_response(said):
         return read_answer(said)
-    raise RowRefused("unknown-layout", f"the response has only {', '.join(str(key)[:30] for key in list(value)[:6])}")
+    raise RowRefused(
+        "unknown-layout",
+        f"the response has no known field of an answer, only {', '.join(str(key)[:30] for key in list(value)[:6])}",
+    )
 
 
 def _said(said: str | Mapping[str, Any]) -> list[Message]:
@@ -133,7 +138,9 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
         refuse_cut_row({"stop_reason": one_of(value.get("incomplete_details"), "reason") or "max_output_tokens"})
     refuse_cut_row(value)
     if value.get("done") is False:
-        raise RowRefused("cut-off-answer", "one piece of a stream (done is false)")
+        raise RowRefused(
+            "cut-off-answer", "the row is one piece of a streamed answer (done is false): log the whole response"
+        )
 
 
 def refuse_pieces(text: str) -> None:
@@ -141,7 +148,7 @@ def refuse_pieces(text: str) -> None:
     lines = [line for line in text.splitlines() if line]
     of_events = all(line.startswith(("data:", "event:", "id:", "retry:")) for line in lines)
     if len(lines) > 1 and (of_events or all(map(_is_piece, map(parsed, lines)))):
-        raise RowRefused("unknown-layout", "the answer is the pieces of a stream: log the whole response")
+        raise RowRefused("unknown-layout", "the answer was logged as pieces of a stream: log the whole response")
 
 
 def _is_piece(value: Any) -> bool:
@@ -155,9 +162,9 @@ def refuse_cut_row(row: Mapping[str, Any]) -> None:
         reason = row[name]
         word = reason.lower().rpartition(".")[2] if isinstance(reason, str) else ""  # Python: FinishReason.MAX_TOKENS
         if word in _CUT_OFF:
-            raise RowRefused("cut-off-answer", f"the answer ended by {reason}, not by itself")
+            raise RowRefused("cut-off-answer", f"the model did not end the answer itself (reason: {reason})")
         if word in _STOPPED:
-            raise RowRefused("failed", f"the answer was stopped: {reason}")
+            raise RowRefused("failed", f"the answer was stopped (reason: {reason})")
 
 
 def call_of(request: Any, response: Any) -> tuple[list[Message], Tools, tuple[str, ...]]:

@@ -53,7 +53,7 @@ def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] 
         row["left_out"] = reasons
     text = json.dumps(row, ensure_ascii=True)
     if len(text) > MAX_ROW_CHARS // 2:  # MAX_ROW_CHARS with its place, whatever the characters
-        return RowRefused("too-long", f"the session has {len(text):,} characters, the limit is {MAX_ROW_CHARS // 2:,}")
+        return RowRefused("too-long", f"the session has {len(text):,} characters, the limit is {MAX_ROW_CHARS // 2:,}: split it")
     return text
 
 
@@ -70,7 +70,7 @@ def session_rows(
     size = 0
     for number, event, text in events(lines):
         if event is None:  # it is counted, and the session goes on without it
-            yield number, RowRefused(NOT_HELD, "a line of the session is not JSON; the others are read")
+            yield number, RowRefused(NOT_HELD, "a line of the session is not JSON; its other lines are read")
             continue
         # In a file that was joined of several a line may be a row: it has turns, or a question and an answer. Programs
         # write new types of events, which hold nothing that is said.
@@ -195,7 +195,7 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
         # Who begins asks, and of the others the one who speaks most answers.
         likely = next((name for name, _ in speakers.most_common() if name != said[0]), said[0])
         example = shlex.quote(f"assistant={likely}")
-        raise RowRefused("who-answers", f"{named}: say who answers, as in --columns {example}")
+        raise RowRefused("who-answers", f"{named}: name who answers, as in --columns {example}")
     # Whoever only announces something, or speaks before anybody asked, answers nobody.
     asked = next((place for place, speaker in enumerate(said) if speaker != assistant), len(said))
     if assistant not in said[asked:]:

@@ -63,7 +63,9 @@ def read_call(call: Any) -> Mapping[str, Any]:
         arguments = {"input": str(one_of(function, "input") or "")}
     arguments = {} if arguments in (None, "") else arguments
     if not isinstance(arguments, dict):
-        raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are not a JSON object")
+        raise RowRefused(
+            "bad-tool-call", f"the arguments of the call of {name[:40]} are not a JSON object: complete the call"
+        )
     call_id = one_of(call, "call_id", "id", "callId", "tool_call_id") or one_of(function, "id")
     plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {**plain, "id": str(call_id)} if isinstance(call_id, str | int) and call_id else plain
@@ -186,7 +188,7 @@ def read_turn(turn: Any) -> list[Message]:
     about: dict[str, Any] = {"weight": 1.0 if weight is None else float(weight)}
     if is_item(turn):
         if turn["type"] not in _ITEMS:
-            raise RowRefused(NOT_HELD, f"{turn['type']}: the provider ran it; its result is not logged")
+            raise RowRefused(NOT_HELD, f"the provider ran the tool {turn['type']}, and its result is not in the log")
         role, parts = ROLES["assistant"], [turn]
     else:
         role, parts = _role_and_parts(turn)
@@ -194,7 +196,7 @@ def read_turn(turn: Any) -> list[Message]:
     read = [message for part in parts for message in _read_part(role, part)]
     if role != "assistant":
         if any(message.tool_calls for message in read):
-            raise RowRefused("role-order", f"a tool call in a turn of {role}")
+            raise RowRefused("role-order", f"a turn of the {role} has a tool call: only the assistant can call a tool")
         # Results come first: the user speaks when the tools are done.
         read = sorted((m for m in read if not m.reasoning), key=lambda message: message.role != "tool")
     messages: list[Message] = []
@@ -216,9 +218,11 @@ def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
     speaker, content = one_of(turn, *ROLE_KEYS), one_of(turn, *_CONTENT_KEYS)
     name = speaker.strip().lower() if isinstance(speaker, str) else ""
     if name not in ROLES:
-        raise RowRefused("role-order", f"role {str(speaker)[:40]!r}: use system, user, assistant or tool")
+        raise RowRefused("role-order", f"unknown role {str(speaker)[:40]!r}: use system, user, assistant or tool")
     if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
-        raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
+        raise RowRefused(
+            "unsupported-content", f"a message has {media}, but only text can be learned: keep the text parts only"
+        )
     calls = parsed(one_of(turn, "tool_calls", "toolCalls", "function_call"))  # the last: OpenAI's older form, one call
     if calls is None and name in _CALL_ROLES:
         calls, content = parsed(content), None
@@ -252,7 +256,7 @@ def _read_part(role: Role, part: Any) -> Iterator[Message]:
     if kind in _TEXTS:
         text = part if isinstance(part, str) else one_of(part, "text", "refusal", "content")
         if not isinstance(text, str):
-            raise RowRefused("unsupported-content", "a text part without text")
+            raise RowRefused("unsupported-content", "a text part has no text: remove the part")
         yield from [Message(role, text)] if text else []
     elif kind in _THOUGHTS:
         # Of encrypted thoughts only the summary is meant to be seen.
@@ -264,18 +268,25 @@ def _read_part(role: Role, part: Any) -> Iterator[Message]:
                 yield Message(role, "", reasoning=text.strip("\n"))
     elif kind in _CALLS:
         if kind == "tool_use" and one_of(part, "input", "arguments") is None:
-            raise RowRefused("bad-tool-call", f"the log does not hold the input of {str(part.get('name'))[:40]}")
+            raise RowRefused(
+                "bad-tool-call", f"the log lacks the input of the call of {str(part.get('name'))[:40]}: complete it"
+            )
         yield Message(role, "", tool_calls=(read_call(part),))
     elif kind in _RESULTS:
         yield _result(part)
     elif kind not in _SILENT:
-        raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
+        raise RowRefused(
+            "unsupported-content", f"a message has a part of type {str(kind)[:40]!r}: keep the text parts only"
+        )
 
 
 def _kind(part: Any) -> Any:
     """Return the type of a part, or the key that implies it."""
     if not isinstance(part, dict):
-        raise RowRefused("unsupported-content", f"a part that is {type(part).__name__}: keep the text parts only")
+        raise RowRefused(
+            "unsupported-content",
+            f"a message has a part of type {type(part).__name__}, not a text: keep the text parts only",
+        )
     if part.get("thought") is True and "text" in part:  # Gemini marks what it thought
         return "thought"
     if part.get("type") == "server_tool_use" and str(part.get("name")).startswith(_SEARCHES):
@@ -299,7 +310,7 @@ def _result(part: Mapping[str, Any]) -> Message:
         for item in listed(value)
     )
     if media or (inner is not part and one_of(inner, "parts")):
-        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
+        raise RowRefused("unsupported-content", "the result of a tool has an image or a file: keep its text only")
     if isinstance(value, dict) and value.keys() == {"output"}:
         value = value["output"]  # Gemini's programs
     if isinstance(value, list) and all(isinstance(one_of(item, "text"), str) for item in value):
@@ -351,7 +362,7 @@ def read_turns(
         after_item = item
     roles = [message.role for message in messages]
     if logged and "user" not in roles:
-        raise RowRefused("earlier-turns-missing", "it has no question: include its beginning")
+        raise RowRefused("earlier-turns-missing", "the conversation has no question: log it from its beginning")
     if logged and "assistant" not in roles[roles.index("user") :]:
         raise RowRefused(NOT_HELD, "nobody answers in it")
     return messages, cut
@@ -369,7 +380,7 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
     own. Raise RowRefused("empty-turn") if there are no messages.
     """
     if not messages:
-        raise RowRefused("empty-turn", "the list of messages is empty")
+        raise RowRefused("empty-turn", "the list of messages is empty: fill it in or delete the row")
     if messages[0].role == "system" or not system:
         return messages
     system = system["parts"] if isinstance(system, dict) and "parts" in system else system
@@ -405,13 +416,15 @@ def conversation_of(
     """
     roles = [message.role for message in messages]
     if "assistant" not in roles:
-        raise RowRefused("empty-turn", "no turn of an assistant: add the answer, or leave the row out")
+        raise RowRefused("empty-turn", "the row has no answer of the assistant: add it, or delete the row")
     end = len(roles) - roles[::-1].index("assistant")
     begin = next(i for i, role in enumerate(roles) if role != "system")
     if roles[begin] == "tool":
         raise RowRefused("earlier-turns-missing", "the conversation begins with a tool's result: log all of its turns")
     if "user" not in roles[:end]:
-        raise RowRefused("role-order", "an answer, but no question: only `text` is learned without one")
+        raise RowRefused(
+            "role-order", "the row has an answer, but no question: add it, or map the answer as text=COLUMN"
+        )
     turns = [*messages[:begin], *messages[roles.index("user") if roles[begin] == "assistant" else begin : end]]
     joined: list[Message] = []
     for message in turns:

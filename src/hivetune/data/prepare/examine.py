@@ -199,7 +199,7 @@ class Examiner:
             cut = [replace(view, tokens=view.tokens[:limit], trained=view.trained[:limit]) for view in views]
             views = tuple(view for view in cut if any(view.trained))
             if not views:
-                raise RowRefused("no-trained-token", f"the first {limit} tokens hold no answer")
+                raise RowRefused("no-trained-token", f"the first {limit} tokens contain no answer: raise max_length")
             changed.append("shortened")
         elif length > limit:
             raise TooLong(length, limit)

@@ -226,7 +226,7 @@ def report_full_disk(folder: Path, hint: str) -> Iterator[None]:
     except (OSError, sqlite3.OperationalError, HivetuneError) as error:
         is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if is_full or (not isinstance(error, OSError) and FULL_DISK_ERROR.search(str(error))):
-            raise DoesNotFit(f"the disk of {folder} is full: working on the rows needs more room", hint=hint) from None
+            raise DoesNotFit(f"the disk of {folder} is full: preparing the rows needs more space", hint=hint) from None
         raise
 
 

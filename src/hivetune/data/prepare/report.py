@@ -68,7 +68,7 @@ class Report:
         if suggested and "--columns" not in hint:
             hint = f"{hint}; if this mapping is right: {suggested['line']}"
         if self.usable == 0:
-            raise DataRefused(f"none of {self.rows_in:,} rows is usable, {why}", hint=hint)
+            raise DataRefused(f"none of the {self.rows_in:,} rows is usable: {why}", hint=hint)
         if (count := sum(rejected.values())) > max_rejected * self.rows_in:
             allowed = f"data.max_rejected allows {max_rejected:.0%}"
             without = f"to go on without them: --set data.max_rejected={math.ceil(100 * count / self.rows_in) / 100:g}"

@@ -137,7 +137,7 @@ class DialectTemplate:
         if frame.header is not None:
             return prompt, self._behind_header(messages, tools, prompt, whole[:end], frame) + frame.end, ""
         if not whole.startswith(prompt):
-            raise RenderError("not-in-template", "the text begins otherwise than that of other rows of this shape")
+            raise RenderError("not-in-template", "the template renders this row in another way than similar rows: use another model")
         return prompt, whole[len(prompt) : end] + frame.end, "" if frame.end else whole[end:]
 
     def _behind_header(
@@ -154,7 +154,7 @@ class DialectTemplate:
         # A text that itself holds the header is cut, so that its part is missed, and the row is refused.
         header = whole.rfind(frame.header) if frame.header else -1
         if not frame.header or header < 0:
-            raise RenderError("not-in-template", "the template does not write this answer after its prompt")
+            raise RenderError("not-in-template", "the template changes the prompt of this answer once the answer is there: use another model")
         text = whole[header + len(frame.header) :]
         if opened := OPEN_THOUGHT.search(prompt):
             text = re.sub(rf"\A(?:<{opened[1]}>\s*)+", "", text)
@@ -170,8 +170,8 @@ class DialectTemplate:
         if own.reasoning is not None:
             raise RenderError(
                 "not-in-template",
-                f"the prompt of the template has no place for the reasoning of message {len(messages)}: "
-                "take a model whose template has one",
+                f"the template does not write the reasoning of message {len(messages)}: "
+                "choose a model whose template does",
             )
         return _CLOSING.sub("", text)
 
@@ -193,7 +193,7 @@ class DialectTemplate:
             frame = frame._replace(header=header)
         prompt, text, _ = self._written(messages, tools, frame)
         if self._first_end(text, 0, _last_end(text, MARK.findall(text))):
-            raise RenderError("not-in-template", "the template writes an end token in the middle of the answer")
+            raise RenderError("not-in-template", "the template writes an end token in the middle of the answer: use another model")
         if set(MARK.findall(text)) - set(own):  # Gemma 4 and Apertus join two answers whose prompts they write apart
             raise RenderError("not-in-template", "the template writes an earlier message into the answer again")
         for part in parts:

@@ -126,7 +126,9 @@ def check_vocabulary(folder: Path, rows: int, name: str) -> None:
     added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
     hint = "tokenizer.json and *.safetensors have to be of one model"
     if learned >= rows:
-        raise UsageError(f"model {name}: its tokenizer has token {learned}, its embedding only {rows} rows", hint=hint)
+        raise UsageError(
+            f"model {name}: its tokenizer has the token id {learned}, but its embedding has only {rows} rows", hint=hint
+        )
     # Gemma 3's text models have a token for images without a row, which nothing writes. Written tokens need a row.
     template = (folder / TEMPLATE).read_text(encoding="utf-8")
     ends = [*described["eos_ids"], described["pad_id"], described["bos_id"]]
@@ -137,10 +139,14 @@ def check_vocabulary(folder: Path, rows: int, name: str) -> None:
             )
     lost = [number for number in described["eos_ids"] if not 0 <= number < rows]
     if lost:
-        raise UsageError(f"model {name}: end token {lost[0]} is outside of its {rows} tokens", hint=hint)
+        raise UsageError(
+            f"model {name}: its end token has the id {lost[0]}, but its embedding has only {rows} rows", hint=hint
+        )
     tokens = 1 + max(learned, *added.values(), 0)
     if rows > MAX_ROWS_PER_TOKEN * tokens + MAX_PADDING:
-        raise UsageError(f"model {name}: its embedding has {rows} rows, its tokenizer only {tokens} tokens", hint=hint)
+        raise UsageError(
+            f"model {name}: its embedding has {rows} rows, but its tokenizer has only {tokens} tokens", hint=hint
+        )
     _check_end(folder, described["eos_ids"], name)
 
 

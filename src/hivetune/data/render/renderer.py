@@ -104,7 +104,7 @@ class Renderer:
             encoded = self._encoder.encode(last.prompt)
             written = self._encoder.encode(last.text).ids
             if self.decode(as_ids(written)) != last.text:
-                raise RenderError("not-in-template", "the answer adds no tokens to the prompt")
+                raise RenderError("not-in-template", "the template writes nothing for the answer: use another model")
             ids, span = encoded.ids + written, (encoded.counts[-1], encoded.counts[-1] + len(written) // ID_BYTES)
         spans = {last.message: span}
         for answer in earlier:

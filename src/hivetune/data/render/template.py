@@ -73,7 +73,7 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._breaches = 0
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise RenderError("too-costly", f"the model's chat template has {len(source):,} characters")
+            raise RenderError("too-costly", f"the model's chat template has {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}")
         self._compiled = bounded(lambda: environment().from_string(source))
         self._shared = {**self._compiled.globals, **self._variables}
 
@@ -91,7 +91,7 @@ class ChatTemplate:
 
     def _in_bounds(self, write: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         if self._breaches >= MAX_BREACHES:
-            raise RenderError("too-costly", f"the template was given up after {MAX_BREACHES} rows")
+            raise RenderError("too-costly", f"the template was too slow or large for {MAX_BREACHES} rows; the others are not tried")
         try:
             texts = bounded(write)
         except RowRefused as error:
@@ -99,7 +99,7 @@ class ChatTemplate:
             raise
         longest = max(map(len, texts))
         if longest > MAX_TEXT_CHARS:
-            raise RenderError("too-costly", f"the model's chat template writes {longest:,} characters")
+            raise RenderError("too-costly", f"the model's chat template writes {longest:,} characters, the limit is {MAX_TEXT_CHARS:,}")
         return texts
 
     def _written(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
@@ -134,13 +134,13 @@ def bounded(call: Callable[[], Returned]) -> Returned:
             resource.setrlimit(resource.RLIMIT_AS, (smallest, hard))
             return call()
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise RenderError("template-error", f"the model's chat template says: {error}") from None
+        raise RenderError("template-error", f"the model's chat template refuses the row: {error}") from None
     except MemoryError:
         raise RenderError(
-            "too-costly", f"the model's chat template wants more than {MEMORY_LIMIT_BYTES >> 20} MiB"
+            "too-costly", f"the model's chat template needs more than {MEMORY_LIMIT_BYTES >> 20} MiB for the row"
         ) from None
     except _TimeUp:
-        raise RenderError("too-costly", f"the model's chat template ran for {CPU_LIMIT_S:g} s") from None
+        raise RenderError("too-costly", f"the model's chat template took more than {CPU_LIMIT_S:g} s for the row") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

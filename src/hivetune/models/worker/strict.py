@@ -100,7 +100,7 @@ def take_text_part(work: Path, config: Any, name: str) -> None:
     stored = open_weights(work)
     prefix = next((prefix for prefix in TEXT_PREFIXES if any(key.startswith(prefix) for key in stored)), None)
     if prefix is None:
-        raise UsageError(f"model {name}: the tensors of its text part can't be distinguished from the others")
+        raise UsageError(f"model {name}: the tensors of its text part can't be told from the others: use a text model")
     names = {prefix: "model.", **dict.fromkeys(HEADS, "lm_head.")}
     tensors = {
         alone + key.removeprefix(inside): stored[key]

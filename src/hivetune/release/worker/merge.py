@@ -141,7 +141,7 @@ def _merge_file(
         if name in parts:
             tensor = parts[name].change() + tensor.to(torch.float32)
             if not bool(torch.isfinite(tensor).all()):
-                raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
+                raise HivetuneError(f"the merged tensor {name} has values that are not finite; nothing was exported")
         heartbeat.beat(Beat.ITEM)
         return tensor.to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data  # type: ignore[no-any-return]
 

@@ -185,7 +185,7 @@ def first_that_fits(
                     return _choice(form, device, work, budget, peak, limit, rate)
     smallest = predict_peak(list(forms(setup, device))[-1], least, work.longest)
     raise DoesNotFit(
-        f"at least {size(smallest.bytes)} are needed, {size(limit)} may be used on {device.name} "
+        f"the run needs at least {size(smallest.bytes)}, but may use {size(limit)} of {device.name} "
         f"({100 * memory_share:.0f} % of {size(device.memory_bytes)}, memory_share)"
     )
 

@@ -154,7 +154,7 @@ def make_plan(
         raise ValueError(f"batch_size {batch_size}, epochs {epochs} and max_steps {max_steps} must be positive")
     for row in rows:
         if not 0 < row.trained < row.length:
-            raise ValueError(f"row {row.row} trains {row.trained} of {row.length} tokens")
+            raise ValueError(f"row {row.row} has {row.trained} trained tokens of {row.length}")
 
     entry_rows, entry_trained, step_ends = array("I"), array("I"), array("Q")
     chunk_ends: set[int] = set()
@@ -345,12 +345,12 @@ def _encode(plan: Plan) -> bytes:
 def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
     """Return step_ends, entry_rows and entry_trained."""
     if len(binary) < HEADER.size:
-        raise ValueError("shorter than its header")
+        raise ValueError("it is shorter than its header")
     magic, steps, entries = HEADER.unpack_from(binary)
     if magic != PLAN_MAGIC:
-        raise ValueError("not a plan of this version")
+        raise ValueError("it is not a plan of this version of Hivetune")
     if len(binary) != HEADER.size + 8 * steps + 8 * entries:
-        raise ValueError(f"{len(binary)} bytes do not hold {steps} steps of {entries} rows")
+        raise ValueError(f"it has {len(binary)} bytes, which is not the size of {steps} steps with {entries} rows")
     ends, rows = HEADER.size + 8 * steps, HEADER.size + 8 * steps + 4 * entries
     return array("Q", binary[HEADER.size : ends]), array("I", binary[ends:rows]), array("I", binary[rows:])
 

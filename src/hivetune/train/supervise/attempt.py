@@ -87,7 +87,7 @@ def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, 
     count = len(others) if isinstance(number, str) else number - 1
     if count > len(others):
         raise UsageError(
-            f"workers: {number}, but this machine has {len(machine.cards)} cards", hint="set workers: auto"
+            f"workers is {number}, but this machine has {len(machine.cards)} cards", hint="set workers: auto"
         )
     return (device, *others[:count])
 

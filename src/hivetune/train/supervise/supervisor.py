@@ -255,7 +255,7 @@ class _Supervisor:
         reserve, free = _reserve_bytes(self.run), disk_free_bytes(self.run)
         if free < reserve and not checkpoints.reclaim(self.run):
             raise DoesNotFit(
-                f"to go on, {self.run} needs {size(reserve)} of disk, and {size(free)} are free",
+                f"to continue, {self.run} needs {size(reserve)} of disk space, and {size(free)} are free",
                 hint="free some space, or choose another output folder",
             )
 

@@ -169,7 +169,7 @@ def _read_checkpoint(session: Session) -> LoopState:
     else:
         where = checkpoints.folder_of(session.folder, state.step)
         if (saved.plan_sha256, saved.settings_hash) != (plan.sha256, plan.settings_hash):
-            raise UsageError(f"{where} belongs to another plan", hint=ANOTHER_FOLDER)
+            raise UsageError(f"{where} belongs to a run with another plan", hint=ANOTHER_FOLDER)
         for kind, flat_N in _flat_state(session).items():
             fill(same_views(flat_N, adapter), saved.tensors[kind], f"{where}: {kind}")
     entries = list(read_journal(session.folder / METRICS))

@@ -131,7 +131,7 @@ def _reserve(ray: Any, need: Mapping[str, float]) -> tuple[list[RankPlacement], 
         remove_placement_group(group)
         if time.monotonic() > deadline:
             raise MachineNotFit(
-                f"the cluster has no room for {len(seats)} ranks: others use its devices",
+                f"the cluster can't start {len(seats)} ranks: other jobs use its devices",
                 hint="wait until they are free, or train on this machine alone: --set workers=auto",
             )
 
@@ -231,7 +231,9 @@ def finish(folder: Folder) -> None:
     problems = manifest_problems(unfinished)
     if problems or sha256_file(unfinished / MANIFEST) != folder.manifest:
         shutil.rmtree(unfinished)
-        raise MachineNotFit(f"{folder.stored} did not arrive whole on {platform.node()}", hint="start the run again")
+        raise MachineNotFit(
+            f"the copy of {folder.stored} on {platform.node()} is incomplete", hint="start the run again"
+        )
     unfinished.rename(folder.copy)
 
 

@@ -189,7 +189,7 @@ def fill(adapter: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: st
         differing = sorted(adapter.keys() ^ tensors.keys())
         raise UsageError(
             f"{where}: {len(differing)} tensors are not in both adapter and model, first {differing[0]}",
-            hint="it may belong to another base model",
+            hint="choose an adapter of this base model",
         )
     for name, view in adapter.items():
         if view.shape != tensors[name].shape:
