@@ -142,7 +142,11 @@ def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
         with suppress(ValueError, RecursionError):  # it is no JSON
             inside = [json.dumps(row).encode() for row in rows_at(json.loads(raw.payload), path)]
         if inside == []:
-            raw = RawRow(raw.source, raw.payload, RowRefused("unknown-layout", f"the record has no rows at {path!r}: correct rows= in the mapping"))
+            raw = RawRow(
+                raw.source,
+                raw.payload,
+                RowRefused("unknown-layout", f"the record has no rows at {path!r}: correct rows= in the mapping"),
+            )
             inside = None
     elif raw.problem is None or raw.problem.reason == "too-long":
         # A record that is larger than any row may hold many rows, none of which is too large.
@@ -224,7 +228,7 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
                 if len(fields) == len(header):
                     yield number, json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=False)
                 else:
-                    hint = f"the row has {len(fields)} fields, the header {len(header)}, separated by {delimiter!r}: quote the fields"
+                    hint = f"it has {len(fields)} fields, the header {len(header)}: quote each {delimiter!r} in a field"
                     yield number, RowRefused("csv-columns", hint)
             number = reader.line_num + 1
     except csv.Error as error:

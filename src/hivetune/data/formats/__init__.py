@@ -198,12 +198,17 @@ def read_conversation(row: Row) -> Conversation:
         if (conversation := form.read(row)) is not None:
             return conversation
     if "custom_id" in row:
-        raise RowRefused("unknown-layout", "the row is a request or a response of a batch alone: join each request's `body` with its `response`")
+        raise RowRefused(
+            "unknown-layout",
+            "the row is a request or a response of a batch alone: join each request's `body` with its `response`",
+        )
     speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), None)
     spoken = next((name for name in SPOKEN if isinstance(row.get(name), str | list)), None)
     if speaker and spoken:
         line = f"--columns session=COLUMN,role={speaker},text={spoken}"
-        raise RowRefused("unknown-layout", f"the row is one message of a conversation: if a column names the conversation, {line}")
+        raise RowRefused(
+            "unknown-layout", f"the row is one message of a conversation: if a column names the conversation, {line}"
+        )
     own = [name[:_MAX_CHARS] for name in named if name != ASSISTANT]
     names = ", ".join(own[:_MAX_NAMED]) or "none"
     turns = next((name for name, value in row.items() if objects(parsed(value))), None)

@@ -73,7 +73,10 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._breaches = 0
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise RenderError("too-costly", f"the model's chat template has {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}")
+            raise RenderError(
+                "too-costly",
+                f"the model's chat template has {len(source):,} characters, the limit is {MAX_TEMPLATE_CHARS:,}",
+            )
         self._compiled = bounded(lambda: environment().from_string(source))
         self._shared = {**self._compiled.globals, **self._variables}
 
@@ -91,7 +94,9 @@ class ChatTemplate:
 
     def _in_bounds(self, write: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         if self._breaches >= MAX_BREACHES:
-            raise RenderError("too-costly", f"the template was too slow or large for {MAX_BREACHES} rows; the others are not tried")
+            raise RenderError(
+                "too-costly", f"the template was too slow or large for {MAX_BREACHES} rows; the others are not tried"
+            )
         try:
             texts = bounded(write)
         except RowRefused as error:
@@ -99,7 +104,10 @@ class ChatTemplate:
             raise
         longest = max(map(len, texts))
         if longest > MAX_TEXT_CHARS:
-            raise RenderError("too-costly", f"the model's chat template writes {longest:,} characters, the limit is {MAX_TEXT_CHARS:,}")
+            raise RenderError(
+                "too-costly",
+                f"the model's chat template writes {longest:,} characters, the limit is {MAX_TEXT_CHARS:,}",
+            )
         return texts
 
     def _written(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
@@ -140,7 +148,9 @@ def bounded(call: Callable[[], Returned]) -> Returned:
             "too-costly", f"the model's chat template needs more than {MEMORY_LIMIT_BYTES >> 20} MiB for the row"
         ) from None
     except _TimeUp:
-        raise RenderError("too-costly", f"the model's chat template took more than {CPU_LIMIT_S:g} s for the row") from None
+        raise RenderError(
+            "too-costly", f"the model's chat template took more than {CPU_LIMIT_S:g} s for the row"
+        ) from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
