@@ -137,7 +137,9 @@ class DialectTemplate:
         if frame.header is not None:
             return prompt, self._behind_header(messages, tools, prompt, whole[:end], frame) + frame.end, ""
         if not whole.startswith(prompt):
-            raise RenderError("not-in-template", "the template renders this row in another way than similar rows: use another model")
+            raise RenderError(
+                "not-in-template", "the template renders this row in another way than similar rows: use another model"
+            )
         return prompt, whole[len(prompt) : end] + frame.end, "" if frame.end else whole[end:]
 
     def _behind_header(
@@ -154,7 +156,10 @@ class DialectTemplate:
         # A text that itself holds the header is cut, so that its part is missed, and the row is refused.
         header = whole.rfind(frame.header) if frame.header else -1
         if not frame.header or header < 0:
-            raise RenderError("not-in-template", "the template changes the prompt of this answer once the answer is there: use another model")
+            raise RenderError(
+                "not-in-template",
+                "the template changes the prompt of this answer once the answer is there: use another model",
+            )
         text = whole[header + len(frame.header) :]
         if opened := OPEN_THOUGHT.search(prompt):
             text = re.sub(rf"\A(?:<{opened[1]}>\s*)+", "", text)
@@ -193,7 +198,9 @@ class DialectTemplate:
             frame = frame._replace(header=header)
         prompt, text, _ = self._written(messages, tools, frame)
         if self._first_end(text, 0, _last_end(text, MARK.findall(text))):
-            raise RenderError("not-in-template", "the template writes an end token in the middle of the answer: use another model")
+            raise RenderError(
+                "not-in-template", "the template writes an end token in the middle of the answer: use another model"
+            )
         if set(MARK.findall(text)) - set(own):  # Gemma 4 and Apertus join two answers whose prompts they write apart
             raise RenderError("not-in-template", "the template writes an earlier message into the answer again")
         for part in parts:
