@@ -1,6 +1,8 @@
 """The one screen: what waits for a person, and what could follow, from the state of runs and releases."""
 
+import os
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal
+from hivetune.cli.status import status
 from hivetune.cycle.record import JOURNAL, loop_folder
 from hivetune.dashboard.overview import needs_of, overview
 from hivetune.release.registry import Release
@@ -43,6 +46,24 @@ def test_a_home_that_is_not_there_is_empty_and_stays_so(own_home: Path) -> None:
     with pytest.raises(Exception, match=r"damaged|not a database") as caught:
         overview()
     assert not isinstance(caught.value, sqlite3.DatabaseError)
+
+
+def test_an_evaluation_and_an_export_are_told_while_they_go_on(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [run(tmp_path / name, "done") for name in ("helpdesk", "coder")]
+    with lock(tmp_path / "helpdesk" / "eval"), lock(tmp_path / "coder" / "export"):
+        found = overview(runs)
+        assert [(each.doing, each.run, each.pid) for each in found.working] == [
+            ("eval", "helpdesk", os.getpid()),
+            ("export", "coder", os.getpid()),
+        ]
+        assert all(abs(each.begun - time.time()) < 60 for each in found.working)
+        monkeypatch.setattr("hivetune.dashboard.overview.known_runs", lambda: runs)
+        status()
+    shown = capsys.readouterr().out
+    assert "eval\thelpdesk" in shown and "export\tcoder" in shown and "nothing is running" not in shown
+    assert overview(runs).working == ()
 
 
 def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> None:

@@ -239,10 +239,11 @@ _MACHINES_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO in the kernel's incl
 
 @dataclass(frozen=True)
 class LockHolder:
-    """The process that holds a folder, as its lock file names it."""
+    """The process that holds a folder, as its lock file names it, and since when (seconds since 1970)."""
 
     pid: int
     boot_id: str
+    since: float
 
 
 @contextlib.contextmanager
@@ -284,7 +285,7 @@ def lock_holder(folder: Path) -> LockHolder | None:
         except OSError:
             fields = file.read().split()
             if len(fields) == 2 and fields[0].isascii() and fields[0].isdigit():
-                return LockHolder(pid=int(fields[0]), boot_id=fields[1])
+                return LockHolder(int(fields[0]), fields[1], os.fstat(file.fileno()).st_mtime)
     return None
 
 

@@ -22,11 +22,13 @@ def status() -> None:
         lines.append(f"cycle {loop.name}: {doing}{f'; {loop.last}' if loop.last else ''}")
     lines.append(f"interactions in the store: {state.interactions:,}")
     running = Table("running=name step steps loss validation_loss tokens/s=tokens_per_second left_s", state.running)
+    working = Table("working=doing run pid begun", state.working)
     recent = Table("run=name state step steps loss validation_loss begun=created", state.recent)
     problems = [(run.name, run.storage_problem) for run in (*state.running, *state.recent) if run.storage_problem]
     answer(
         state.document(),
-        running if state.running else "nothing is running",
+        running,
+        working if state.working or state.running else "nothing is running",
         *lines,
         recent if state.recent else "",
         *(f"{name}: {problem}" for name, problem in problems),

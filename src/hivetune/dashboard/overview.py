@@ -12,6 +12,7 @@ from hivetune.base.paths import quoted
 from hivetune.base.typed import to_plain
 from hivetune.cycle.record import JOURNAL, PAUSED, cycles_of, loop_folder, loop_names
 from hivetune.release.registry import Release, forgotten_rows, releases
+from hivetune.run.folder import EVALUATING, EXPORTS
 from hivetune.run.status import RunStatus, known_runs, shortest_names
 from hivetune.serve.route import gateway_folder
 
@@ -24,6 +25,16 @@ class Suggestion:
 
     why: str
     command: str
+
+
+@dataclass(frozen=True)
+class Working:
+    """A process that measures or exports a run. `doing`: "eval" or "export". `begun`: in seconds since 1970."""
+
+    doing: str
+    run: str
+    pid: int
+    begun: float
 
 
 @dataclass(frozen=True)
@@ -46,11 +57,12 @@ class CycleLoop:
 
 @dataclass(frozen=True)
 class Overview:
-    """The content of the page. `gateway_pid`: None if no gateway is running. `needs`: problems that wait for a person.
-    `next`: possible next steps.
+    """The content of the page. `running`: trainings. `gateway_pid`: None if no gateway is running. `needs`: problems that
+    wait for a person. `next`: possible next steps.
     """
 
     running: tuple[RunStatus, ...]
+    working: tuple[Working, ...]
     recent: tuple[RunStatus, ...]
     champions: tuple[Release, ...]
     gateway_pid: int | None
@@ -87,6 +99,12 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     ]
     return Overview(
         running=tuple(status for status in runs if status.state == "running"),
+        working=tuple(
+            Working(doing, status.name, holder.pid, holder.since)
+            for status in runs
+            for doing in (EVALUATING, EXPORTS)
+            if (holder := lock_holder(status.run / doing))
+        ),
         recent=tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
         champions=champions,
         gateway_pid=holder.pid if holder else None,

@@ -8,14 +8,13 @@ that llama.cpp can't serve is judged by its loss alone, and the verdict mentions
 
 import math
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.base.disk import write_json
+from hivetune.base.disk import lock, write_json
 from hivetune.base.documents import read_document
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.checkers import Checking
@@ -42,7 +41,7 @@ from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.prove import base_problem
-from hivetune.run.folder import EVALUATION, adapter_hash, require_adapter
+from hivetune.run.folder import EVALUATING, EVALUATION, adapter_hash, require_adapter
 from hivetune.run.status import refuse_older_adapter, shortest_name
 from hivetune.train.open import Run
 
@@ -253,25 +252,26 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     """
     require_adapter(run.folder)
     refuse_older_adapter(run.folder)
-    tempfile.TemporaryFile(dir=run.folder).close()  # raised now on a read-only disk, and not after hours of answers
-    facts = {
-        "run": str(run.folder),
-        "model": run.config.model,
-        "adapter_sha256": adapter_hash(run.folder),
-    }
-    settings, sides = run.config.eval, (run.config.eval.baseline, str(run.folder))
-    unserved: list[str] = []
-    if settings.baseline == BASELINE:
-        prompts_of_run(run, settings)  # raises what is wrong with the rows now, and not after the losses
-        # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
-        scored(run, run.folder, progress, lambda: unserved.append(_unserved(run, sides)))
-    if any(unserved):
-        evaluation = _by_loss_alone(run, unserved[0])
-    else:
-        evaluation = compare_pair(*sides, settings, run=run, max_timings=MAX_TIMINGS, progress=progress)
-    write_json(run.folder / EVALUATION, {**evaluation, **facts})
-    judge_run(run)
-    return read_document(run.folder / EVALUATION)
+    # For `status`; and a read-only disk is found now, not after hours of answers.
+    with lock(run.folder / EVALUATING):
+        facts = {
+            "run": str(run.folder),
+            "model": run.config.model,
+            "adapter_sha256": adapter_hash(run.folder),
+        }
+        settings, sides = run.config.eval, (run.config.eval.baseline, str(run.folder))
+        unserved: list[str] = []
+        if settings.baseline == BASELINE:
+            prompts_of_run(run, settings)  # raises what is wrong with the rows now, and not after the losses
+            # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
+            scored(run, run.folder, progress, lambda: unserved.append(_unserved(run, sides)))
+        if any(unserved):
+            evaluation = _by_loss_alone(run, unserved[0])
+        else:
+            evaluation = compare_pair(*sides, settings, run=run, max_timings=MAX_TIMINGS, progress=progress)
+        write_json(run.folder / EVALUATION, {**evaluation, **facts})
+        judge_run(run)
+        return read_document(run.folder / EVALUATION)
 
 
 def _unserved(run: Run, sides: Sequence[str]) -> str:

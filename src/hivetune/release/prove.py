@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, sha256_bytes, sha256_file, write_json
+from hivetune.base.disk import MANIFEST, home, lock, read_json, scratch_folder, sha256_bytes, sha256_file, write_json
 from hivetune.base.documents import read_document
 from hivetune.data.render.dialect import template_message
 from hivetune.data.render.folder import load_renderer
@@ -285,7 +285,8 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
     path = exported.folder / PROOF
     proof: dict[str, Any] = read_document(path) if path.is_file() else {}
     if proof.get("manifest_sha256") != artefact:
-        measured = _measure(load_run(folder), exported, progress)
+        with lock(exported.folder.parent):  # for `status`
+            measured = _measure(load_run(folder), exported, progress)
         proof = {"schema": 1, "to": exported.to, "manifest_sha256": artefact, **measured}
         write_json(path, proof)
     if not proof["holds"]:
