@@ -61,7 +61,7 @@ def init(
     settings = initial_settings(rows, model, [*(overrides or ()), *as_overrides(columns, ignore)])
     # A Hub id that is not on this machine would need the network, so only local models are prepared.
     is_local = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
-    folder = model_folder(settings.model) if is_local else None
+    folder = model_folder(settings.model, settings.template) if is_local else None
     mapping = possible_columns(settings)
     if mapping is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"columns": mapping})})

@@ -143,8 +143,10 @@ def cycle(
         message = f"cycle {what} {name}: a config takes no NAME; it has cycle.name"
         raise UsageError(message, hint=f"give NAME only after one of: {', '.join(SPOKEN)}")
     config = load_config(Path(what), overrides or ())
+    release = release_name(config)  # a config that no cycle can run is refused before its model is prepared
+    model_folder(config.model, config.template)
     if dry_run:
-        _look(config)
+        _look(config, release)
     else:
         with opened(config, say) as loop:
             _run(loop, once=once)
@@ -167,10 +169,8 @@ def _cycles(name: str) -> list[CycleRow]:
 _DOES = {"wait": "wait", "open": "begin a cycle", "continue": "continue the open cycle"}
 
 
-def _look(config: RunConfig) -> None:
+def _look(config: RunConfig, name: str) -> None:
     """Print the loop's next action (--dry-run); only a snapshot of the rows is written."""
-    name = release_name(config)
-    model_folder(config.model)  # rows are counted in its tokens
     document = look_document(look(config, name, RowsNow(), time.time()))
     answer({"name": name, "look": document}, facts({**document, "do": _DOES[document["do"]]}))
 

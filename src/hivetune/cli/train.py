@@ -175,7 +175,7 @@ def _names_run(word: str) -> bool:
 def open_configured(config: RunConfig, name: str) -> Run:
     """Return the run of a config, showing progress while its model and rows are prepared."""
     find_sources(config.data.path)  # report a missing file before preparing a model
-    arguments.model_folder(config.model)
+    arguments.model_folder(config.model, config.template)
     waited = itertools.count()
 
     def wait(busy: Busy) -> None:

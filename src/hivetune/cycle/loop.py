@@ -30,7 +30,6 @@ from hivetune.data.intake.collect import Collected, collect, parse_sources
 from hivetune.data.raw import GATEWAY
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.rows import freeze_wins
-from hivetune.models.prepared import fetch_model
 from hivetune.release.registry import champion_of, champion_versions, check_release_name
 
 UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
@@ -414,7 +413,6 @@ def opened(config: RunConfig, say: Callable[[str], None] = lambda words: None) -
     with ExitStack() as stack:
         stack.enter_context(lock(folder, hint="see what it does: hivetune cycle status"))
         journal = stack.enter_context(Journal(folder / record.JOURNAL))
-        fetch_model(config.model, template=config.template)
         yield Loop(config, name, journal, say)
 
 

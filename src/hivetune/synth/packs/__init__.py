@@ -134,8 +134,8 @@ class Library:
     def find_documents(self, pattern: str) -> Iterator[DocSource]:
         """Find a folder or file; a relative one is looked for below usr/share/doc. It may have wildcards."""
         path = expanded(pattern)
-        patterns = [path] if path.exists() or path.is_absolute() else [share / "doc" / path for share in SHARES]
-        for found in [path] if path.exists() else [Path(text) for each in patterns for text in sorted(glob(str(each)))]:
+        below_doc = [text for share in SHARES for text in sorted(glob(str(share / "doc" / path)))]  # absolute: the path
+        for found in [path] if path.exists() else [*map(Path, dict.fromkeys(below_doc))]:
             for file in documents_below(found) if found.is_dir() else [found]:
                 below = str(file.relative_to(found.parent))
                 if below.isprintable():  # no row could cite a name that is not UTF-8
