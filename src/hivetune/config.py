@@ -80,7 +80,6 @@ class DataConfig(Section):
     on_private: Literal["redact", "reject", "keep"] = setting("redact", "what to do with secrets and personal data")
     near_duplicates: float = setting(0.85, "minimum Jaccard similarity of near duplicates; 0: off", ge=0, le=1)
     max_rows: int | None = setting(None, "train on at most this many rows, chosen by a hash of their content", gt=0)
-    leave_out: str | None = setting(None, "file that names rows to leave out and why; a cycle writes it")
 
 
 class LearnConfig(Section):

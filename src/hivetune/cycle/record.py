@@ -24,7 +24,7 @@ from hivetune.errors import UsageError
 from hivetune.release.registry import Release, releases
 
 JOURNAL, PAUSED, NOW = "cycle.jsonl", "paused", "now"
-RUN, GATE, AGAINST_CHAMPION, LEFT_OUT = "run", "cycle-gate.json", "against-champion.json", "left_out.jsonl"
+RUN, GATE, AGAINST_CHAMPION = "run", "cycle-gate.json", "against-champion.json"
 
 OpenedFor = Literal["rows", "request"]
 # `failed` makes the next cycle wait for a day, and may be opened again.

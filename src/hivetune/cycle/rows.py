@@ -1,8 +1,8 @@
 """The rows of a cycle: all that the config has now, what training on them would take, and which of them are chosen.
 
 While all fit the budget, all are trained on. Else all new ones, the oldest first, and a random part of the old. Each
-row that is left out is named with its reason (`data.leave_out`), so that the sums of the report still hold. The choice
-is pure: the same rows give the same one. What one client can teach is limited where rows are prepared (data).
+row that is left out has a reason, so that the sums of the report still hold. The choice is pure: the same rows give the
+same one. What one client can teach is limited where rows are prepared (data).
 
 A domain (`cycle.by`) is an agent or category with enough rows: it gets a cycle like any other, as NAME-VALUE, once
 after each promotion of NAME. Its rows are those of its value, in the splits that all rows have, so that no session is

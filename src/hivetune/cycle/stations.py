@@ -22,7 +22,6 @@ from hivetune.config import RunConfig, parse_config
 from hivetune.cycle import record, rows
 from hivetune.cycle.gate import Comparisons, judge_cycle
 from hivetune.cycle.record import CycleEnd, CycleRow
-from hivetune.data.reasons import write_leave_out
 from hivetune.errors import Busy, HivetuneError, Stopped
 from hivetune.judge.evaluate import compare_pair, evaluate_run
 from hivetune.models.prepared import folder_for
@@ -189,12 +188,10 @@ def ensure_run(work: Work) -> Run:
             known = rows.known_rows(database, work.cycle.name, champion_of(database, work.cycle.name))
         mine = [row for row in found if domain is None or domain.holds(row)]
         budget = rows.affordable_tokens(work.config, mine, rows.planned(work.config, mine)[0])
-        left_out = work.cycle.folder / record.LEFT_OUT
-        write_leave_out(left_out, rows.choose_rows(found, known, budget, domain))
+        left_out = rows.choose_rows(found, known, budget, domain)
         shutil.rmtree(folder, ignore_errors=True)  # killed before it was a run
-        data = work.config.data.model_copy(update={"leave_out": str(left_out)})
-        chosen = work.config.model_copy(update={"data": data, "output": str(folder)})
-        run = open_run(chosen, work.cycle.name, work.progress)
+        chosen = work.config.model_copy(update={"output": str(folder)})
+        run = open_run(chosen, work.cycle.name, work.progress, leave_out=left_out)
         # They were read again for the run. What came in between was not chosen: it may be of another domain, or one
         # of a release's own answers.
         if late := len(rows.ids_of(run.snapshot) - rows.ids_of(pool)):

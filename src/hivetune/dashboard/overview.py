@@ -57,8 +57,8 @@ class CycleLoop:
 
 @dataclass(frozen=True)
 class Overview:
-    """The content of the page. `running`: trainings. `gateway_pid`: None if no gateway is running. `needs`: problems that
-    wait for a person. `next`: possible next steps.
+    """The content of the page. `running`: trainings. `working`: evaluations and exports. `gateway_pid`: None if no
+    gateway is running. `needs`: problems that wait for a person. `next`: possible next steps.
     """
 
     running: tuple[RunStatus, ...]

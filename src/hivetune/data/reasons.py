@@ -3,14 +3,8 @@
 This table is the only list. docs/data-checks.md is held equal to it by a test.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
-
-from hivetune.base.disk import write_atomic
-from hivetune.errors import UsageError
 
 Severity = Literal["reject", "set_aside", "warn"]
 
@@ -233,36 +227,9 @@ REWRITTEN = {
     "turn-by-turn": "the template rewrites earlier turns: each answer is trained with the prompt of a server",
     "turns-from-text": "speakers or template marks in a text were read as turns, or removed from its ends",
 }
-# The reasons that the file of `data.leave_out` may name, each with its hint there: a cycle's choice of rows.
+# The reasons of the rows that a cycle leaves out, each with its hint.
 LEAVE_OUT = {
     "own-answer": "a release gave the answer, so it can't judge a release: correct it",
     "filtered": "it is of another agent or category (cycle.by)",
     "not-drawn": "the training budget is too small for this row; later cycles may draw it, or raise cycle.hours",
 }
-
-
-def write_leave_out(path: Path, named: Mapping[str, str]) -> None:
-    """Write a file from `named`, id of a row -> reason. It is sorted, so that equal choices are equal bytes."""
-    lines = [json.dumps({"id": identity, "reason": reason}) + "\n" for identity, reason in sorted(named.items())]
-    write_atomic(path, "".join(lines).encode())
-
-
-def read_leave_out(path: Path) -> dict[str, str]:
-    """Return id of a row -> reason. Raises UsageError naming the first line of another form."""
-    # The file is an input like others: a cycle writes it, and so may a user's own choice of rows.
-    named = {}
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"data.leave_out: {path} can't be read: {error}", hint="correct the setting") from None
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-            LEAVE_OUT[entry["reason"]]
-            named[str(entry["id"])] = entry["reason"]
-        except (ValueError, KeyError, TypeError):
-            raise UsageError(
-                f'{path}:{number}: not a line of the form {{"id": ..., "reason": ...}}',
-                hint=f"reasons: {', '.join(LEAVE_OUT)}",
-            ) from None
-    return named

@@ -58,18 +58,22 @@ REPORTED = (
 
 
 def open_run(
-    config: RunConfig, name: str, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
+    config: RunConfig,
+    name: str,
+    progress: Progress = silent,
+    on_busy: Callable[[Busy], None] | None = None,
+    leave_out: Mapping[str, str] | None = None,
 ) -> Run:
     """Return the run of this config and data: found when it exists, else made with its plan. Trains nothing.
 
-    `on_busy` as in prepare_data: a second run on the same rows waits until the first has prepared them.
+    `on_busy` and `leave_out` as in prepare_data: a second run on the same rows waits until the first has prepared them.
 
     Raises UsageError when the folder belongs to another config or other data, naming the difference, and for a new run
     whose evaluation could not be made. Raises MachineNotFit when the config's cluster does not answer, and DoesNotFit
     when the disk has no room for the run.
     """
     model = fetch_model(config.model, progress, config.template)
-    snapshot = prepare_data(config, model, progress, on_busy)
+    snapshot = prepare_data(config, model, progress, on_busy, leave_out)
     identity = identity_of(config, snapshot, model)
     settings_hash = identity_hash(identity)
     folder = real_path(config.output or home() / "runs" / f"{name}-{settings_hash[:10]}")

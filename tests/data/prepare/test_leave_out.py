@@ -1,17 +1,13 @@
 """Rows that are left out by name: set aside with their reason, and the splits of all others stay as they were."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from hivetune.base.disk import read_json
 from hivetune.config import DataConfig, RunConfig
 from hivetune.data.prepare.prepare import prepare
-from hivetune.data.reasons import LEAVE_OUT, read_leave_out, write_leave_out
+from hivetune.data.reasons import LEAVE_OUT
 from hivetune.data.snapshot import REPORT
-from hivetune.errors import UsageError
 
 
 def rows(count: int) -> list[dict[str, object]]:
@@ -21,19 +17,15 @@ def rows(count: int) -> list[dict[str, object]]:
     ]
 
 
-def config(path: Path, leave_out: Path | None = None, **data: object) -> RunConfig:
-    named = None if leave_out is None else str(leave_out)
-    return RunConfig(model="tiny", data=DataConfig(path=str(path), leave_out=named, **data))
+def config(path: Path) -> RunConfig:
+    return RunConfig(model="tiny", data=DataConfig(path=str(path)))
 
 
-def test_named_rows_are_set_aside_and_all_others_stay(
-    write_rows: Callable[..., Path], chatml: Path, tmp_path: Path
-) -> None:
+def test_named_rows_are_set_aside_and_all_others_stay(write_rows: Callable[..., Path], chatml: Path) -> None:
     path = write_rows(rows(60))
     whole = {row.id: row for row in prepare(config(path), chatml).pool()}
     named = {identity: [*LEAVE_OUT][n % len(LEAVE_OUT)] for n, identity in enumerate(sorted(whole)[:20])}
-    write_leave_out(tmp_path / "left.jsonl", named | {"of another day": "not-drawn"})
-    snapshot = prepare(config(path, tmp_path / "left.jsonl"), chatml)
+    snapshot = prepare(config(path), chatml, leave_out=named | {"of another day": "not-drawn"})
     assert {row.id: row.split for row in snapshot.pool()} == {
         identity: row.split for identity, row in whole.items() if identity not in named
     }
@@ -45,17 +37,14 @@ def test_named_rows_are_set_aside_and_all_others_stay(
 
 
 def test_another_choice_is_another_snapshot_and_the_same_one_is_found(
-    write_rows: Callable[..., Path], chatml: Path, tmp_path: Path
+    write_rows: Callable[..., Path], chatml: Path
 ) -> None:
-    """By what the file says, not by where it lies."""
     path = write_rows(rows(30))
-    identity = next(iter(prepare(config(path), chatml).pool())).id
-    for name in ("one", "other"):
-        write_leave_out(tmp_path / name, {identity: "not-drawn"})
-    one, other = (prepare(config(path, tmp_path / name), chatml) for name in ("one", "other"))
+    whole = prepare(config(path), chatml)
+    left = dict.fromkeys([row.id for row in whole.pool()][:2], "not-drawn")
+    one, other = (prepare(config(path), chatml, leave_out=dict(each)) for each in (left.items(), [*left.items()][::-1]))
     assert one.folder == other.folder
-    write_leave_out(tmp_path / "none", {})
-    assert prepare(config(path, tmp_path / "none"), chatml).hash == prepare(config(path), chatml).hash != one.hash
+    assert prepare(config(path), chatml, leave_out={}).hash == whole.hash != one.hash
 
 
 def test_the_pool_knows_groups_and_whose_answers_they_are(write_rows: Callable[..., Path], chatml: Path) -> None:
@@ -68,18 +57,3 @@ def test_the_pool_knows_groups_and_whose_answers_they_are(write_rows: Callable[.
     assert [row.answered_by for row in pool].count("helpdesk@3") == 1
     assert {row.user for row in pool} == {"ada"}
     assert all(row.length > row.trained > 0 and len(row.numbers) == 1 for row in pool)
-
-
-@pytest.mark.parametrize(
-    "line", ["{", '{"id": "a"}', '{"id": "a", "reason": "of mine"}', "[]", '{"id": "a", "reason": []}']
-)
-def test_a_broken_file_is_named_with_its_line(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "left.jsonl"
-    path.write_text(json.dumps({"id": "a", "reason": "own-answer"}) + "\n" + line + "\n")
-    with pytest.raises(UsageError, match=r"left\.jsonl:2"):
-        read_leave_out(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"data\.leave_out: .*missing"):
-        read_leave_out(tmp_path / "missing")

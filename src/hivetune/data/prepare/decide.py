@@ -2,9 +2,8 @@
 
 import os
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import starmap
-from pathlib import Path
 from typing import Any
 
 from hivetune.config import DataConfig, LearnConfig
@@ -13,7 +12,7 @@ from hivetune.data.prepare.lessons import judge_rows
 from hivetune.data.prepare.near import Pair, dropped, near_pairs
 from hivetune.data.prepare.split import split_rows
 from hivetune.data.prepare.work import USABLE, Work
-from hivetune.data.reasons import LEAVE_OUT, read_leave_out
+from hivetune.data.reasons import LEAVE_OUT
 
 SYNTHETIC_SHARE = 0.5  # the most that synthetic rows may be of the usable ones
 # The most that one of several clients of the gateway may teach, in trained tokens. A client is who holds a token: user
@@ -22,12 +21,17 @@ CLIENT_SHARE = 1 / 3
 
 
 def decide_rows(
-    work: Work, data: DataConfig, frozen: Collection[int], learn: LearnConfig, set_aside: Collection[str]
+    work: Work,
+    data: DataConfig,
+    frozen: Collection[int],
+    learn: LearnConfig,
+    set_aside: Collection[str],
+    leave_out: Mapping[str, str],
 ) -> dict[str, Any]:
     """Decide the fate of every row; return the report's parts `groups`, `synthetic` and `learn`.
 
     `frozen`: hashes of questions that are never trained (data/frozen.py). `set_aside`: ids of the interactions that a
-    person keeps out.
+    person keeps out. `leave_out`: id of a row -> reason, of rows that a cycle keeps out.
     """
     _drop_equal(work)
     _drop_beginnings(work)
@@ -48,9 +52,8 @@ def decide_rows(
         f"UPDATE rows SET fate = 'set-aside' WHERE {USABLE} AND n IN (SELECT n FROM bodies WHERE interaction_id = ?)",
         ((identity,) for identity in sorted(set_aside)),
     )
-    if data.leave_out is not None:
-        left_out = read_leave_out(Path(data.leave_out))
-        named = ((reason, LEAVE_OUT[reason], identity) for identity, reason in left_out.items())
+    if leave_out:
+        named = ((reason, LEAVE_OUT[reason], identity) for identity, reason in leave_out.items())
         work.database.execute("CREATE INDEX rows_id ON rows (id)")
         work.database.executemany(f"UPDATE rows SET fate = ?, hint = ? WHERE id = ? AND {USABLE}", named)
     return {"groups": groups, "synthetic": synthetic, "learn": lessons}

@@ -13,8 +13,8 @@ import json
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune import __version__
@@ -42,7 +42,6 @@ from hivetune.data.prepare.report import Report, make_report, unmatched
 from hivetune.data.prepare.understand import Understood, understand
 from hivetune.data.prepare.work import Work, fill, work_in
 from hivetune.data.prepare.write import publish, write_clean
-from hivetune.data.reasons import read_leave_out
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError
@@ -85,8 +84,11 @@ def check(
         return report
 
 
-def prepare(config: RunConfig, model_folder: Path, progress: Progress = silent) -> Snapshot:
+def prepare(
+    config: RunConfig, model_folder: Path, progress: Progress = silent, leave_out: Mapping[str, str] | None = None
+) -> Snapshot:
     """Return the snapshot of the config's rows for this model, a new one or the existing one of this home.
+    `leave_out`: id of a row -> reason (data/reasons.py), of rows that are kept out of it.
 
     Raise DataRefused with the report's numbers, DoesNotFit if the disk is full, UsageError if the existing snapshot is
     damaged, Busy if another process makes it.
@@ -97,7 +99,7 @@ def prepare(config: RunConfig, model_folder: Path, progress: Progress = silent) 
     with report_full_disk(root, hint), scratch_folder() as spill:
         understood = _understood(config.data, spill, progress)
         frozen = frozen_hashes(config.eval.frozen)
-        task = _Task(config.data, config.learn, config.max_length, model_folder, frozen, understood)
+        task = _Task(config.data, config.learn, config.max_length, model_folder, frozen, understood, leave_out or {})
         key = task.key(model_folder)
         folder = root / key[:16]
         if (folder / MANIFEST).exists():
@@ -128,16 +130,20 @@ def prepare(config: RunConfig, model_folder: Path, progress: Progress = silent) 
 
 
 def prepare_data(
-    config: RunConfig, model: Path, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
+    config: RunConfig,
+    model: Path,
+    progress: Progress = silent,
+    on_busy: Callable[[Busy], None] | None = None,
+    leave_out: Mapping[str, str] | None = None,
 ) -> Snapshot:
-    """Return the snapshot of the config's rows, new or existing.
+    """Return the snapshot of the config's rows, new or existing. `leave_out`: as in `prepare`.
 
     While another process makes it, `on_busy` is called repeatedly to wait; without `on_busy` raise Busy. Raise
     DataRefused if too few rows are usable.
     """
     while True:
         try:
-            snapshot = prepare(config, model, progress)
+            snapshot = prepare(config, model, progress, leave_out)
             break
         except Busy as busy:
             if on_busy is None:
@@ -178,6 +184,7 @@ class _Task:
     model_folder: Path | None
     frozen: frozenset[int]
     understood: Understood
+    leave_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         with open_existing_database() as database:
@@ -188,10 +195,9 @@ class _Task:
         """Return the hash of everything that can change the snapshot."""
         model = {name: sha256_file(model_folder / name) for name in RENDER_FILES if (model_folder / name).exists()}
         values = {k: v for k, v in self.data.model_dump(mode="json").items() if k not in ("path", "max_rejected")}
-        if self.data.leave_out is not None:
-            values["leave_out"] = sorted(read_leave_out(Path(self.data.leave_out)).items())
         parts = [FORMAT, __version__, self.understood.inputs.digest, values, self.max_length, model]
         parts += [sorted(self.forgotten), sorted(self.set_aside), sorted(self.frozen), sorted(self.learn.use)]
+        parts += [sorted(self.leave_out.items())]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def run(self, work: Work, progress: Progress, *, keep_raw: bool) -> Report:
@@ -207,7 +213,7 @@ class _Task:
         _refuse_changed(inputs)
         progress(work.num_rows, None)  # how long the comparison takes is unknown
         document = {
-            **decide_rows(work, data, self.frozen, self.learn, self.set_aside),
+            **decide_rows(work, data, self.frozen, self.learn, self.set_aside, self.leave_out),
             "encodings": {source.name: source.encoding for source in inputs.sources if source.encoding},
             "understood": self.understood.formats,
             "unclear": self.understood.unclear,
