@@ -10,7 +10,7 @@ import pytest
 
 from hivetune.synth.page import DocEntry, DocPage
 from hivetune.synth.questions import Draft, drafts_of, spelled_option
-from hivetune.synth.rows import DRAFT_REASONS, DraftCheck, keeps_names
+from hivetune.synth.rows import DRAFT_REASONS, DraftCheck
 from hivetune.synth.sentences import action_phrase, capital, excerpt, sentences
 
 DEEDS = {
@@ -130,10 +130,3 @@ def test_a_text_is_asked_about_once_in_each_way() -> None:
     check = DraftCheck()
     others = [RIGHT, replace(RIGHT, question="Stop `--limit`?"), replace(RIGHT, kind="meaning")]
     assert [check.reason_against(draft, PAGE) for draft in others] == [None, "duplicate", None]
-
-
-def test_a_models_wording_keeps_every_name() -> None:
-    asked = "Which option of `comb` makes it stop after 3 cells of /etc/comb? Not `--all`."
-    assert keeps_names(asked, "With `comb`, how do I stop it after 3 cells of /etc/comb, and not by `--all`?")
-    for wrong in ("How do I stop comb?", f"{asked} `--more`", "", f"{asked}\nSecond line", "`comb` 4"):
-        assert not keeps_names(asked, wrong)

@@ -120,15 +120,3 @@ def test_nothing_to_read_is_refused_and_leaves_the_old_file(library: Library, tm
     with pytest.raises(DataRefused, match="no row could be made"):
         make_rows([Pack(category="nothing", install="hives", pages=("nothing(1)",))], library, out, rows=9, seed=0)
     assert out.read_text() == "old\n" and [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
-
-
-def test_a_model_rewords_the_question_and_never_the_answer(hive_pack: Pack, library: Library, tmp_path: Path) -> None:
-    def reword(question: str) -> str:
-        return f"In other words: {question}"
-
-    plain, worded = tmp_path / "plain", tmp_path / "worded"
-    make_rows([hive_pack], library, plain, rows=20, seed=0)
-    document = make_rows([hive_pack], library, worded, rows=20, seed=0, maker="a model", rephrase=reword)
-    answers = [sorted(row["messages"][1]["content"] for row in rows_of(path)) for path in (plain, worded)]
-    assert answers[0] == answers[1] and document["maker"] == "a model"
-    assert all(row["messages"][0]["content"].startswith("In other words: ") for row in rows_of(worded))

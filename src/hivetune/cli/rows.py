@@ -1,6 +1,5 @@
 """The commands on rows: `collect`, `check`, `synth` and `forget`."""
 
-import contextlib
 import json
 import threading
 import time
@@ -217,7 +216,6 @@ def figures(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 WHAT_HELP = "Categories, packs (TOML), or folders of documents; default: all categories."
-ASK_HELP = "Let a model reword the questions: URL#MODEL, a .gguf file or a release."
 
 
 def synth(
@@ -226,15 +224,14 @@ def synth(
     rows: Annotated[int, Option(min=1, help="Number of rows, shared among the categories.")] = 1500,
     seed: Annotated[int, Option(help="Seed; the same seed and documentation give the same file.")] = 0,
     run_help: Annotated[list[str] | None, Option(metavar="CMD", help="Also read the output of CMD --help.")] = None,
-    ask: Annotated[str | None, Option(metavar="MODEL", help=ASK_HELP)] = None,
 ) -> None:
     """Make training rows from manual pages, docstrings and your own documents.
 
-    No model is needed unless --ask names one. Each row names the pages it was made from, and was checked against them.
+    No model is needed. Each row names the pages it was made from, and was checked against them.
     """
     # Only now: the other commands on rows need no documentation.
     from hivetune.synth.packs import find_packs
-    from hivetune.synth.rows import DRAFT_REASONS, TEMPLATES, make_rows, rephrasing
+    from hivetune.synth.rows import DRAFT_REASONS, make_rows
 
     packs, library = find_packs(what or [], run_help or [])
     if out is None:
@@ -243,10 +240,8 @@ def synth(
         answer({"categories": listed}, table, "to make rows: hivetune synth --out rows.jsonl")
         return
     files_to_write([out], what or ())  # refused before the pages are read
-    with contextlib.ExitStack() as stack:
-        maker, rephrase = (TEMPLATES, str) if ask is None else stack.enter_context(rephrasing(ask))
-        report = stack.enter_context(progress("reading documentation", "rows"))
-        document = make_rows(packs, library, out, rows=rows, seed=seed, maker=maker, rephrase=rephrase, progress=report)
+    with progress("reading documentation", "rows") as report:
+        document = make_rows(packs, library, out, rows=rows, seed=seed, progress=report)
     kept, empty = ([one for one in document["categories"] if bool(one["kept"]) == full] for full in (True, False))
     no_pages = "{category}: no rows, {sources} pages here; install: {install}"
     ends = [f"rejected as {reason}: {DRAFT_REASONS[reason]}" for reason in document["rejected"]]

@@ -10,23 +10,20 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import write_atomic
 from hivetune.data.checks.lessons import group_hash, question
 from hivetune.data.frozen import frozen_hashes
-from hivetune.errors import DataRefused, HivetuneError, MachineNotFit
-from hivetune.judge.artefacts import find_artefact, open_artefact
-from hivetune.llama.backend import ServerSettings
+from hivetune.errors import DataRefused, MachineNotFit
 from hivetune.records import Message, Progress, silent
 from hivetune.synth.packs import DocSource, Library, Pack, read_source
 from hivetune.synth.page import DocPage, NotUnderstood, options_in
 from hivetune.synth.questions import KIND_WEIGHTS, Draft, drafts_of
 
-TEMPLATES = "templates"  # the maker that is not a model
+MAKER = "templates"  # of a synthetic row; no model words it
 MAX_QUESTION_CHARS, MIN_ANSWER_CHARS, MAX_ANSWER_CHARS = 700, 2, 1600
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -41,20 +38,9 @@ DRAFT_REASONS: Mapping[str, str] = {
     "control-character": "the text has characters that a terminal obeys",
 }
 
-Rephrase = Callable[[str], str]
-"""Returns another wording of a question, or the question itself where the new one can't be used."""
-
 
 def make_rows(
-    packs: Sequence[Pack],
-    library: Library,
-    out: Path,
-    *,
-    rows: int,
-    seed: int,
-    maker: str = TEMPLATES,
-    rephrase: Rephrase = lambda question: question,
-    progress: Progress = silent,
+    packs: Sequence[Pack], library: Library, out: Path, *, rows: int, seed: int, progress: Progress = silent
 ) -> dict[str, Any]:
     """Write `out`, or leave what was there; return the document of `--json`.
 
@@ -75,7 +61,7 @@ def make_rows(
                 if drawn is None:
                     open_ones.remove(category)
                     break
-                kept.append(_row(category.pack.category, *drawn, rephrase, {"maker": maker, "seed": seed}))
+                kept.append(_row(category.pack.category, *drawn, seed))
                 progress(len(kept), rows)
     if not kept:
         raise _no_rows_error(categories)
@@ -88,21 +74,22 @@ def make_rows(
         "rows": len(kept),
         "rejected": dict(sorted(sum((each.rejected for each in categories), Counter[str]()).items())),
         "seed": seed,
-        "maker": maker,
+        "maker": MAKER,
         "categories": [each.counts() for each in categories],
     }
 
 
-def _row(category: str, page: DocPage, draft: Draft, rephrase: Rephrase, made_by: Mapping[str, Any]) -> dict[str, Any]:
+def _row(category: str, page: DocPage, draft: Draft, seed: int) -> dict[str, Any]:
     """Return the row of a draft."""
-    turns = (("user", rephrase(draft.question)), ("assistant", draft.answer))
+    turns = (("user", draft.question), ("assistant", draft.answer))
     row: dict[str, Any] = {"messages": [{"role": role, "content": content} for role, content in turns]}
     # The page is the session, so that a split keeps its questions together.
     row |= {"category": category, "session": f"synth {page.label}"}
     row |= {"checker": {"name": "contains_any", "any": list(draft.right)}} if draft.right else {}
     source = {"page": page.label, "section": draft.section, "file": str(page.path)}
     digest = hashlib.sha256(draft.passage.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    row["synth"] = {"kind": draft.kind, "sources": [source], "passage_sha256": digest, **made_by}
+    row["synth"] = {"kind": draft.kind, "sources": [source], "passage_sha256": digest}
+    row["synth"] |= {"maker": MAKER, "seed": seed}
     row["synth"] |= {"absent": [draft.absent]} if draft.absent else {}
     return row
 
@@ -223,45 +210,3 @@ def _parses(code: str) -> bool:
         raise MachineNotFit("commands are checked by bash's grammar", hint="install bash")
     command = [bash, "--norc", "--noprofile", "-n"]
     return subprocess.run(command, input=code.encode(), capture_output=True, check=False).returncode == 0
-
-
-# Questions in a model's words: the answer stays the page's, and a new wording is checked before it is used.
-
-QUESTION_TOKENS = 96
-MAX_FAILURES = 5  # in a row: the model is gone
-INSTRUCTION = (
-    "Reword the question as another person would type it. Keep its meaning, and every name, option, path, number and "
-    "word in backquotes exactly as written. Reply with the question alone."
-)
-_NAMES = re.compile(r"`[^`]+`|\b\d+(?:\.\d+)?\b|[~$]?/[\w./-]+")
-
-
-@contextmanager
-def rephrasing(model: str) -> Iterator[tuple[str, Rephrase]]:
-    """Yield (the model's label, a function that rewords questions). `model`: as in `hivetune compare`.
-
-    Raises UsageError for a model that can't be asked. The function raises HivetuneError when it fails again and again.
-    """
-    side, failures = find_artefact(model, None), 0
-    with open_artefact(side, ServerSettings(slots=1)) as answerer:
-
-        def reword(question: str) -> str:
-            nonlocal failures
-            messages = ({"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question})
-            try:
-                text = answerer.complete(messages, max_tokens=QUESTION_TOKENS).text.strip().strip('"')
-            except HivetuneError:
-                failures += 1
-                if failures >= MAX_FAILURES:
-                    raise
-                return question
-            failures = 0
-            return text if keeps_names(question, text) else question
-
-        yield side.label, reword
-
-
-def keeps_names(question: str, text: str) -> bool:
-    """Return whether another wording asks about the same: one line with the same names, options and numbers."""
-    same = {*_NAMES.findall(question)} == {*_NAMES.findall(text)} and options_in(question) == options_in(text)
-    return same and 0 < len(text) <= MAX_QUESTION_CHARS and "\n" not in text
