@@ -201,7 +201,7 @@ def test_settings_and_rows_that_change_while_a_cycle_is_open(
     instead(straight)
     later(loop, RETRY_S)
     assert loop.step().do == "continue"
-    assert loop.step().reason == "59 new groups, no window is set"
+    assert loop.step().reason == "59 new groups"
     with closing(open_database()) as database:
         before, after = cycles_of(database, NAME)
     assert (before.end, before.reason) == ("given_up", "1 of its rows were forgotten")

@@ -1,5 +1,6 @@
 """When a cycle may work: hours across midnight and the change of the clocks."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.base.journal import Journal
-from hivetune.config import parse_config
-from hivetune.cycle.loop import Loop, Permission, allowed_now, parse_window
+from hivetune.config import RunConfig, parse_config
+from hivetune.cycle.loop import Loop, open_until, parse_window
 from hivetune.cycle.record import CycleRow
 from hivetune.errors import UsageError
+
+
+def config(window: str | None) -> RunConfig:
+    return parse_config({"model": "tiny", "data": {"path": "rows"}, "cycle": {"name": "desk", "window": window}})
 
 
 @contextmanager
@@ -41,10 +46,8 @@ def clock_of(zone: str) -> Iterator[None]:
 )
 def test_hours_across_midnight(window: str, now: str, until: str | None) -> None:
     with clock_of("Europe/Berlin"):
-        found = allowed_now(window, datetime.fromisoformat(now).timestamp())
-        ends = None if until is None else datetime.fromisoformat(until).timestamp()
-    place = "outside" if until is None else "inside"
-    assert (found.now, found.until, found.reason) == (until is not None, ends, f"{place} the window {window}")
+        ends = 0.0 if until is None else datetime.fromisoformat(until).timestamp()
+        assert open_until(config(window), datetime.fromisoformat(now).timestamp()) == ends
 
 
 @pytest.mark.parametrize(
@@ -53,15 +56,14 @@ def test_hours_across_midnight(window: str, now: str, until: str | None) -> None
         ("2026-06-10 22:00:00", 30, False, ""),
         ("2026-06-11 05:59:40", 5, False, ""),
         ("2026-06-11 05:59:40", 30, False, "the window ends"),
-        ("2026-06-11 06:00:00", 5, False, "outside the window 22:00-06:00"),
+        ("2026-06-11 06:00:00", 5, False, "the window ends"),
         ("2026-06-11 06:00:00", 5, True, ""),
     ],
 )
 def test_work_ends_before_its_window_does(tmp_path: Path, now: str, within_s: float, asked: bool, why: str) -> None:
-    tree = {"model": "tiny", "data": {"path": "rows"}, "cycle": {"name": "desk", "window": "22:00-06:00"}}
     cycle = CycleRow("a1", "desk", 1.0, "request" if asked else "rows", {}, None)
     with Journal(tmp_path / "cycle.jsonl") as journal:
-        loop = Loop(parse_config(tree, "a test"), "desk", journal)
+        loop = Loop(config("22:00-06:00"), "desk", journal)
         loop.clock = lambda: datetime.fromisoformat(now).timestamp()
         assert loop.must_end(cycle, within_s) == why
 
@@ -75,12 +77,8 @@ def test_work_ends_before_its_window_does(tmp_path: Path, now: str, within_s: fl
 def test_whatever_the_moment_work_ends_or_begins_after_it(window: str, day: datetime, zone: str) -> None:
     now = day.replace(tzinfo=UTC).timestamp()
     with clock_of(zone):
-        found = allowed_now(window, now)
-        if found.now:
-            assert found.until is not None and found.until > now
-            assert allowed_now(window, found.until - 1).now
-        else:
-            assert found.until is None and found.reason == f"outside the window {window}"
+        until = open_until(config(window), now)
+        assert until == 0 or until == open_until(config(window), until - 1) > now
 
 
 @pytest.mark.parametrize("text", ["22:00", "25:00-06:00", "22:00-22:00", "6:00-24:30", "nightly", "0 22 * * *"])
@@ -90,6 +88,4 @@ def test_what_is_not_a_window(text: str) -> None:
 
 
 def test_without_a_window_or_for_a_person_there_is_no_end() -> None:
-    assert allowed_now(None, 1e9) == Permission()
-    found = allowed_now("22:00-06:00", 1e9, asked=True)
-    assert (found.now, found.until) == (True, None)
+    assert open_until(config(None), 1e9) == open_until(config("22:00-06:00"), 1e9, asked=True) == math.inf

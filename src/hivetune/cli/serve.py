@@ -15,7 +15,7 @@ from hivetune.base.disk import lock_holder
 from hivetune.base.journal import read_tail
 from hivetune.cli.arguments import CaptureOption, SetOption, ThreadsOption, model_folder
 from hivetune.cli.output import Note, Table, answer, emit_until_stopped, facts, parts, say, show
-from hivetune.config import RunConfig, load_config
+from hivetune.config import load_config
 from hivetune.cycle.loop import Look, Loop, look, opened, release_name
 from hivetune.cycle.record import JOURNAL, NOW, PAUSED, CycleRow, cycles_of, loop_folder, loop_names
 from hivetune.cycle.rows import RowsNow
@@ -120,6 +120,7 @@ SPOKEN = ("status", "pause", "resume", "now")
 SHOWN = 5  # of each list: what happened today
 CYCLE_PARTS = "id opened opened_for champion closed end reason run"
 CYCLES = "cycle=id opened for=opened_for champion_then=champion ended_as=end why=reason"
+DOES = {"wait": "wait", "open": "begin a cycle", "continue": "continue the open cycle"}
 WHAT_HELP = "A YAML config starts the loop; the others control it."
 
 
@@ -145,8 +146,9 @@ def cycle(
     config = load_config(Path(what), overrides or ())
     release = release_name(config)  # a config that no cycle can run is refused before its model is prepared
     model_folder(config.model, config.template)
-    if dry_run:
-        _look(config, release)
+    if dry_run:  # only a snapshot of the rows is written
+        document = look_document(look(config, release, RowsNow(), time.time()))
+        answer({"name": release, "look": document}, facts({**document, "do": DOES[document["do"]]}))
     else:
         with opened(config, say) as loop:
             _run(loop, once=once)
@@ -164,15 +166,6 @@ def _run(loop: Loop, *, once: bool) -> None:
 def _cycles(name: str) -> list[CycleRow]:
     with closing(open_database()) as database:
         return cycles_of(database, name)
-
-
-_DOES = {"wait": "wait", "open": "begin a cycle", "continue": "continue the open cycle"}
-
-
-def _look(config: RunConfig, name: str) -> None:
-    """Print the loop's next action (--dry-run); only a snapshot of the rows is written."""
-    document = look_document(look(config, name, RowsNow(), time.time()))
-    answer({"name": name, "look": document}, facts({**document, "do": _DOES[document["do"]]}))
 
 
 def look_document(seen: Look) -> dict[str, Any]:

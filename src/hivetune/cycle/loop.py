@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import subprocess
@@ -57,17 +58,6 @@ _DAY = 24 * 60
 
 
 @dataclass(frozen=True)
-class Permission:
-    """The permission to do long work now. `until`: the time when work must end, None if never. `reason`: the
-    explanation in words, whether allowed or not.
-    """
-
-    now: bool = True
-    until: float | None = None
-    reason: str = "no window is set"
-
-
-@dataclass(frozen=True)
 class Look:
     """The loop's decision (`do`), its reason, and the state that it was based on. `champion`: the served release, None
     if no release was served yet."""
@@ -93,13 +83,18 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
         champion, cycles = champion_of(database, leader), cycles_of(database, name)
         opened = next((cycle for cycle in cycles if cycle.closed is None), None)
         asked = (folder / record.NOW).exists() if opened is None else opened.opened_for == "request"
-        allowed = allowed_now(config.cycle.window, now, asked=asked)
+        until = open_until(config, now, asked=asked)
+        outside = f"outside the window {config.cycle.window}" if until <= now else ""
         label = None if champion is None else champion.label
         seen = Look("wait", "", label, opened, "request" if asked else "rows")
         if (folder / record.PAUSED).exists():
             return seen.waits("paused by a person")
         if opened is not None:
-            return _look_at_open(seen, opened, allowed, now)
+            if opened.failed_at is not None and opened.failed_at <= now < opened.failed_at + RETRY_S:
+                return seen.waits(f"{opened.station} failed and is tried again: {opened.words}")
+            if outside or until - now < MIN_WINDOW_S:
+                return seen.waits(f"cycle {opened.id}: {outside or 'what is left of the window is too short'}")
+            return replace(seen, do="continue", reason=f"cycle {opened.id} is open")
         rows = before if domain is not None else read_rows_now(config, database, name, champion, before)
     seen, ended = replace(seen, rows=rows), [cycle for cycle in cycles if cycle.end != "failed"]
     # A clock that was set back ends the wait, too.
@@ -108,7 +103,7 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
         if failed_at <= now < failed_at + COOL_S:
             return seen.waits(f"cycle {cycles[-1].id} failed: {cycles[-1].reason}")
     if domain is None:
-        reason = "asked for by a person" if asked else f"{rows.groups} new groups, {allowed.reason}"
+        reason = "asked for by a person" if asked else f"{rows.groups} new groups"
         enough = 1 if asked else config.cycle.after_rows
         if rows.problem or rows.groups < enough:
             lacks = f"{rows.groups} of {enough} new groups"
@@ -119,22 +114,11 @@ def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Doma
         reason = f"{name}: {domain.value!r} has enough rows, and {label} is new"
         if any(cycle.champion == label for cycle in ended):
             return seen.waits(f"{name} follows the next promotion of {leader}")
-    if not allowed.now:
-        return seen.waits(allowed.reason)
+    if outside:
+        return seen.waits(outside)
     if champion is not None:
         champion.check()  # now, not after hours of training: the candidate is compared with it
     return replace(seen, do="open", reason=reason)
-
-
-def _look_at_open(seen: Look, cycle: CycleRow, allowed: Permission, now: float) -> Look:
-    """Return the decision whether the open cycle continues now."""
-    if cycle.failed_at is not None and cycle.failed_at <= now < cycle.failed_at + RETRY_S:
-        return seen.waits(f"{cycle.station} failed and is tried again: {cycle.words}")
-    if not allowed.now:
-        return seen.waits(f"cycle {cycle.id}: {allowed.reason}")
-    if allowed.until is not None and allowed.until - now < MIN_WINDOW_S:
-        return seen.waits(f"cycle {cycle.id}: what is left of the window is too short")
-    return replace(seen, do="continue", reason=f"cycle {cycle.id} is open")
 
 
 def parse_window(text: str) -> tuple[int, int]:
@@ -149,20 +133,20 @@ def parse_window(text: str) -> tuple[int, int]:
     raise UsageError(f"cycle.window: {text!r} is not a window", hint='write hours: "22:00-06:00"')
 
 
-def allowed_now(window: str | None, now_s: float, *, asked: bool = False) -> Permission:
-    """Return the permission for long work at `now_s`, in seconds since 1970. `asked`: a person requested the work, so
-    the window does not count. Raises UsageError.
+def open_until(config: RunConfig, now_s: float, *, asked: bool = False) -> float:
+    """Return the time until which long work may go on, in seconds since 1970: the end of the window that is open at
+    `now_s`, 0 outside it, infinity without a window. `asked`: a person requested the work, so the window does not
+    count. Raises UsageError.
     """
-    if window is None or asked:
-        return Permission(reason="a person asked for it" if asked else "no window is set")
-    start, end = parse_window(window)
-    today = datetime.fromtimestamp(now_s).date()
+    if config.cycle.window is None or asked:
+        return math.inf
+    minutes, today = parse_window(config.cycle.window), datetime.fromtimestamp(now_s).date()
     # Yesterday's window may reach into today.
     for day in (-1, 0):
-        start_s, end_s = (_moment(today, day * _DAY + minute) for minute in (start, end))
+        start_s, end_s = (_moment(today, day * _DAY + minute) for minute in minutes)
         if start_s <= now_s < end_s:
-            return Permission(True, end_s, f"inside the window {window}")
-    return Permission(False, None, f"outside the window {window}")
+            return end_s
+    return 0.0
 
 
 def _moment(today: date, minutes: int) -> float:
@@ -313,10 +297,8 @@ class Loop:
         if (loop_folder(self.name) / record.PAUSED).exists():
             return "paused by a person"
         now_s = self.clock()
-        allowed = allowed_now(self.config.cycle.window, now_s, asked=cycle.opened_for == "request")
-        if allowed.now and allowed.until is not None and now_s + within_s >= allowed.until:
-            return "the window ends"
-        return "" if allowed.now else allowed.reason
+        until = open_until(self.config, now_s, asked=cycle.opened_for == "request")
+        return "the window ends" if now_s + within_s >= until else ""
 
     def _is_news(self, topic: str, text: str) -> bool:
         """Return whether `text` differs from the last one of its topic, and remember it."""
