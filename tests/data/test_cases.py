@@ -1,12 +1,14 @@
 """Small files that were read wrongly, and what is right; each stands for its kind."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hivetune.config import DataConfig
+from hivetune.data.mapping import parse_names, write_names
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.read import read_example
@@ -129,6 +131,24 @@ def test_an_unread_column_of_sentences_refuses_a_table_and_no_named_format(tmp_p
     assert report_of(write(tmp_path / "named.jsonl", named))["rejected"] == {}
     columns = {"prompt": "question", "completion": "answer"}
     assert report_of(write(tmp_path / "rows.jsonl", rows), columns=columns)["rejected"] == {"unread-column": 12}
+
+
+def test_a_name_with_a_comma_is_left_out_as_the_hint_says_and_an_empty_column_was_not_read(tmp_path: Path) -> None:
+    lines = [f'What is {n}?,It is {n}.,"The client {n} has called again",' for n in range(12)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(['question,answer,"Note, internal",', *lines, ""]))
+    document = report_of(path)
+    hint = document["problems"][0]["hint"]
+    ignored = parse_names(shlex.split(hint)[-1])
+    assert (document["rejected"], ignored) == ({"unread-column": 12}, ["Note, internal"])
+    left = report_of(path, ignore=ignored)
+    assert left["usable"] == 12
+    assert [kind["read"] for kinds in left["understood"].values() for kind in kinds] == [["question", "answer"]]
+
+
+@pytest.mark.parametrize("names", [["Agence"], ["a, b", "c"], ['the "best"', " d"], ["naïve;"]])
+def test_names_are_read_as_they_are_written(names: list[str]) -> None:
+    assert parse_names(write_names(names)) == [name.strip() for name in names]
 
 
 def test_headers_that_are_questions_are_headers() -> None:

@@ -12,7 +12,7 @@ from hivetune.cli.output import progress, say
 from hivetune.config import RunConfig, load_config, parse_config
 from hivetune.data.columns import FIELDS
 from hivetune.data.files.find import check_storable, names_rows
-from hivetune.data.mapping import parse_columns
+from hivetune.data.mapping import parse_columns, parse_names
 from hivetune.errors import UsageError
 from hivetune.models.prepared import TemplateArguments, fetch_model, find_prepared
 
@@ -41,7 +41,7 @@ def as_overrides(columns: str | None, ignore: str | None) -> list[str]:
     """Return --columns and --ignore as overrides of `data.columns` and `data.ignore`. Raises UsageError."""
     overrides = [] if columns is None else [f"data.columns={json.dumps(parse_columns(columns))}"]
     if ignore is not None:
-        overrides.append(f"data.ignore={json.dumps([name.strip() for name in ignore.split(',') if name.strip()])}")
+        overrides.append(f"data.ignore={json.dumps(parse_names(ignore))}")
     return overrides
 
 

@@ -12,7 +12,9 @@ If a row has a column with exactly the name of a path, the column is used. A col
 "a+b", in quotes. A field that is not mapped is read under its own name.
 """
 
+import csv
 import difflib
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -268,6 +270,18 @@ def write_columns(columns: Mapping[str, str]) -> str:
     """Return the value of `--columns` that `parse_columns` reads as these columns."""
     # Not those with a name that begins or ends with a blank, or looks like another field (`, a=`).
     return ",".join(f"{field}={column}" for field, column in columns.items())
+
+
+def parse_names(text: str) -> list[str]:
+    """Return the value of `--ignore`: names separated by commas, in double quotes where they hold one, as in CSV."""
+    return [name.strip() for line in csv.reader([text], skipinitialspace=True) for name in line if name.strip()]
+
+
+def write_names(names: Sequence[str]) -> str:
+    """Return the value of `--ignore` that `parse_names` reads as these names."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

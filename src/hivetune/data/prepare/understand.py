@@ -45,6 +45,7 @@ from hivetune.data.mapping import (
     turn_table,
     value_of,
     write_columns,
+    write_names,
 )
 from hivetune.data.pieces.format import Conversation
 from hivetune.data.pieces.sessions import ASSISTANT, SESSION
@@ -252,7 +253,7 @@ def _advice(names: Sequence[str], row: Row, columns: Mapping[str, str]) -> str:
     mapping = write_columns({**columns, "prompt": AND.join((asked, *names))}) if asked else ""
     are, them = ("is", "it") if len(names) == 1 else ("are", "them")
     reads = f"read {them} with --columns {shlex.quote(mapping)}, or " if mapping else ""
-    ignored = shlex.quote(",".join(names))
+    ignored = shlex.quote(write_names(names))
     return f"{', '.join(map(repr, names))} {are} not read: {reads}leave {them} out with --ignore {ignored}"
 
 
@@ -284,9 +285,9 @@ def _column(name: str, values: Sequence[Any], ignored: bool) -> dict[str, Any]:
     # Two values, or 1 to 5, look like an outcome. Nothing is decided by it: labels of classes look the same.
     hint = ""
     if len(different) == 2 and all(as_success(value) is not None for value in different):
-        hint = f"if it says whether the answer was good: --columns success={name}"
+        hint = f"if it says whether the answer was good: --columns {shlex.quote(f'success={name}')}"
     elif len(different) > 2 and different <= {"1", "2", "3", "4", "5"}:
-        hint = f"if it rates the answer: --columns 'where={name} in 4|5'"
+        hint = f"if it rates the answer: --columns {shlex.quote(f'where={name} in 4|5')}"
     example = _preview(texts[0])
     return {"column": name, "distinct": len(different), "example": example, "ignored": ignored, "hint": hint}
 
