@@ -99,6 +99,13 @@ def test_docstrings_are_read_and_not_run(tmp_path: Path) -> None:
         "wax.melt(grams, /, heat=60)",
         "Melt grams of wax.",
     )
+    written = {
+        "See :class:`~wax.Cell` and [`~wax.Comb`].": "See wax.Cell and wax.Comb.",
+        "Fills the *buffer* with 2 * n of *args, **kwargs.": "Fills the buffer with 2 * n of *args, **kwargs.",
+    }
+    for marked, plain in written.items():
+        path.write_text(f'def melt():\n    """{marked}"""\n')
+        assert read_module("wax", path).entries[0].text == plain
     names = [name for name, _ in module_files("json")]
     assert names == ["json", *(f"json.{part}" for part in ("decoder", "encoder", "scanner", "tool"))]
     assert module_files("no_such_module_here") == []

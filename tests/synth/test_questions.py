@@ -22,6 +22,13 @@ DEEDS = {
     "Output each record on a line of its own.": "output each record on a line of its own",
     **dict.fromkeys(
         [
+            f"Archive the files of a folder{end}."
+            for end in (", see comb(1)", " (see comb(1ssl))", "; see a.b(5) for details")
+        ],
+        "archive the files of a folder",
+    ),
+    **dict.fromkeys(
+        [
             "Number of lines to print.",
             "Time to wait for an answer, in seconds.",
             "List of files that are copied.",
@@ -82,6 +89,8 @@ def option(usage: str, text: str = "Print the name of every file that was read."
         (option("--sort=<s>"), ""),
         (option("--color[=WHEN]"), "--color"),
         (option("--quick", section="SUITES FOR MEM"), ""),  # of a suite, not of the command
+        (option("--quick", section="BBV OPTIONS"), ""),  # of a tool that another option chooses
+        (option("--quick", section="COMMON OPTIONS"), "--quick"),
         (option("--quick", text="Let --list be quick."), ""),  # it needs another
     ],
 )

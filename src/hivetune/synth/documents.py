@@ -151,8 +151,10 @@ def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _inline(text: str) -> str:
     """Return the text without links, roles and emphasis; names of code keep no quotes."""
-    text = re.sub(r":[\w:+.-]+:`([^`]*?)(?:\s*<[^>]*>)?`", r"\1", text)
+    text = re.sub(r":[\w:+.-]+:`[~!]?([^`]*?)(?:\s*<[^>]*>)?`", r"\1", text)
+    text = re.sub(r"\[`~?([^`\]]+)`\](?!\()", r"\1", text)  # a link of Hugging Face's docstrings
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`([^`<]+?)\s*<[^>]*>`_+", r"\1", text)
     text = re.sub(r"\*\*(\S.*?)\*\*", r"\1", text.replace("``", "`"))
+    text = re.sub(r"(?<![\w*])\*(\w(?:[^*]*\w)?)\*(?![\w*])", r"\1", text)
     return " ".join(html.unescape(re.sub(r"`([^`]*)`_?", r"\1", text)).split())

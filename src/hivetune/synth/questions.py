@@ -22,8 +22,9 @@ KIND_WEIGHTS: Mapping[str, float] = {"meaning": 3, "which": 3, "command": 2, "mi
 LENGTHS = (160, 260, MAX_TOLD_CHARS)  # answers of several lengths, so that none is learned
 MAX_SECTION_CHARS, MIN_SECTION_CHARS = 600, 60
 MAX_SIGNATURE_CHARS = 300
-# Sections for options of every call; in others stand those of a suite or a mode, as in perf-bench(1).
-_OF_THE_WHOLE = re.compile(r"OPTION|DESCRIPTION|SYNOPSIS", re.IGNORECASE)
+# Sections for options of every call; in others stand those of a suite, a mode or a tool, as in perf-bench(1) and in
+# valgrind(1), whose "BBV OPTIONS" need --tool=exp-bbv.
+_OF_THE_WHOLE = re.compile(r"((GENERAL|COMMON|BASIC|COMMAND.LINE) )?OPTIONS|DESCRIPTION|SYNOPSIS", re.IGNORECASE)
 _GENERAL = re.compile(
     r"^(?:DESCRIPTION|OVERVIEW|INTRODUCTION|EXAMPLES?|USAGE|COMMANDS|NOTES?|DETAILS|GENERAL|FILES|ENVIRONMENT|CAVEATS"
     r"|DIAGNOSTICS|ERRORS|CONFIGURATION|ARGUMENTS|REMARKS|TODO|BUGS|[\w ]*OPTIONS)$",
@@ -177,7 +178,7 @@ def spelled_option(page: DocPage, entry: DocEntry) -> str:
     needs_more = bool(options_in(entry.text) - {*entry.names}) or page.has_commands
     forms = [re.sub(r"\[[^\]]*\]", "", form).strip() for form in re.split(r", | \| ", entry.usage)]
     fitting = [match for form in forms if (match := _SPELLED.fullmatch(form))]
-    if needs_more or len(entry.names) > len(fitting) or not _OF_THE_WHOLE.search(entry.section):
+    if needs_more or len(entry.names) > len(fitting) or not _OF_THE_WHOLE.match(entry.section):
         return ""
     chosen = next((match for match in reversed(fitting) if match[3]), max(fitting, key=lambda match: len(match[0])))
     name, between, argument = chosen.groups()

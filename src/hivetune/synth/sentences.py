@@ -26,6 +26,8 @@ _LEAD = re.compile(
     r"^(?:(?:This|The)(?: [\w-]+)? (?:option|flag|switch|command|subcommand|setting|directive)s?"
     r"|This|It|Is used to|Used to|Can be used to|May be used to)\s+(?:(?:is|can be|may be) used to |will |can |may )?",
 )
+# A reference to another page ends no question.
+_SEE = re.compile(r"[,;]? \(?see [\w.@-]+\(\d\w*\)\)?(?: for (?:more )?details)?$")
 # Deeds that say of an argument what it looks like, not what the option does.
 _NO_DEED = re.compile(
     r"(?:take|accept|expect|specify|contain|control|be|have|allow|default|refer|mean|may|use|see|require)s? "
@@ -93,7 +95,7 @@ def action_phrase(text: str) -> str:
     for it.
     """
     first = next(iter(sentences(text)), "")
-    first = _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip()
+    first = _SEE.sub("", _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip())
     if len(first) > MAX_DEED_CHARS or len(first) < MIN_SENTENCE_CHARS or _DANGLING.search(first) or not balanced(first):
         return ""
     word, _, rest = first.partition(" ")
