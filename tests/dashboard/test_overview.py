@@ -1,5 +1,6 @@
 """The one screen: what waits for a person, and what could follow, from the state of runs and releases."""
 
+import contextlib
 import os
 import sqlite3
 import time
@@ -51,12 +52,15 @@ def test_a_home_that_is_not_there_is_empty_and_stays_so(own_home: Path) -> None:
 def test_an_evaluation_and_an_export_are_told_while_they_go_on(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [run(tmp_path / name, "done") for name in ("helpdesk", "coder")]
-    with lock(tmp_path / "helpdesk" / "eval"), lock(tmp_path / "coder" / "export"):
+    runs = [run(tmp_path / name, "done") for name in ("helpdesk", "coder", "faq")]
+    with contextlib.ExitStack() as stack:
+        for folder in ("helpdesk/eval", "coder/export", "faq/export-check"):
+            stack.enter_context(lock(tmp_path / folder))
         found = overview(runs)
         assert [(each.doing, each.run, each.pid) for each in found.working] == [
             ("eval", "helpdesk", os.getpid()),
             ("export", "coder", os.getpid()),
+            ("export-check", "faq", os.getpid()),
         ]
         assert all(abs(each.begun - time.time()) < 60 for each in found.working)
         monkeypatch.setattr("hivetune.dashboard.overview.known_runs", lambda: runs)

@@ -12,7 +12,7 @@ from hivetune.base.paths import quoted
 from hivetune.base.typed import to_plain
 from hivetune.cycle.record import JOURNAL, PAUSED, cycles_of, loop_folder, loop_names
 from hivetune.release.registry import Release, forgotten_rows, releases
-from hivetune.run.folder import EVALUATING, EXPORTS
+from hivetune.run.folder import CHECKING, EVALUATING, EXPORTS
 from hivetune.run.status import RunStatus, known_runs, shortest_names
 from hivetune.serve.route import gateway_folder
 
@@ -29,7 +29,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Working:
-    """A process that measures or exports a run. `doing`: "eval" or "export". `begun`: in seconds since 1970."""
+    """A process that measures or exports a run. `doing`: "eval", "export" or "export-check". `begun`: in seconds since 1970."""
 
     doing: str
     run: str
@@ -102,7 +102,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         working=tuple(
             Working(doing, status.name, holder.pid, holder.since)
             for status in runs
-            for doing in (EVALUATING, EXPORTS)
+            for doing in (EVALUATING, EXPORTS, CHECKING)
             if (holder := lock_holder(status.run / doing))
         ),
         recent=tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],

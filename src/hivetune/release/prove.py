@@ -14,6 +14,7 @@ The result is next to the export as `proof.json` and holds for these bytes only.
 training on it, on conversations of our own, so that a family that llama.cpp can't serve is known before hours of work.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from hivetune.data.render.dialect import template_message
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import Renderer
 from hivetune.data.snapshot import Snapshot
-from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
+from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend
 from hivetune.models.gguf_header import read_header
 from hivetune.process.parent import start_child, wait_for_outcome
@@ -41,7 +42,7 @@ from hivetune.release.export import Exported
 from hivetune.release.gguf import CONVERTER, QUANTS, SERVED_QUANT, base_gguf, weights_bytes
 from hivetune.release.prune import TOLD
 from hivetune.run.checkpoints import steps
-from hivetune.run.folder import ADAPTER, PROOF, adapter_hash
+from hivetune.run.folder import ADAPTER, CHECKING, PROOF, adapter_hash
 from hivetune.train.open import Run, load_run
 
 HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
@@ -285,7 +286,9 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
     path = exported.folder / PROOF
     proof: dict[str, Any] = read_document(path) if path.is_file() else {}
     if proof.get("manifest_sha256") != artefact:
-        with lock(exported.folder.parent):  # for `status`
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(Busy):  # the lock tells `status` of it; another check may go on beside this one
+                stack.enter_context(lock(folder / CHECKING))
             measured = _measure(load_run(folder), exported, progress)
         proof = {"schema": 1, "to": exported.to, "manifest_sha256": artefact, **measured}
         write_json(path, proof)

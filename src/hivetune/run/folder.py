@@ -39,7 +39,8 @@ ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 EVALUATION = "eval.json"  # with the verdict
 # Folders of the child that saves an adapter, and of exports.
 SALVAGE, EXPORTS = "salvage", "export"
-EVALUATING = "eval"  # its lock is held by an evaluation of the run, as that of EXPORTS by an export or its check
+# Folders whose lock is held by an evaluation of the run, and by the check of an export; that of EXPORTS by an export.
+EVALUATING, CHECKING = "eval", "export-check"
 PROOF = "proof.json"  # beside exported files: whether they are what was trained
 RANKS = "ranks"  # folders of the ranks that rank 0 started on this machine, by number
 # The folder of an isolation's children; the lines that children write who score, and those of ISOLATION.
