@@ -29,7 +29,9 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Working:
-    """A process that measures or exports a run. `doing`: "eval", "export" or "export-check". `begun`: in seconds since 1970."""
+    """A process that measures or exports a run. `doing`: "eval", "export" or "export-check". `begun`: in seconds since
+    1970.
+    """
 
     doing: str
     run: str
