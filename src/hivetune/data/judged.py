@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from hivetune.data.columns import QUESTIONS, SYSTEM, TOOLS, plain_row
 from hivetune.data.formats import read_conversation
 from hivetune.data.pieces.format import Conversation
-from hivetune.data.pieces.turns import read_messages
 from hivetune.data.pieces.values import Row, objects, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, LessonKind, Message
@@ -69,26 +68,20 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
     """Return the conversation of a row with this answer only: a text, a turn, some turns, or a whole conversation."""
     if isinstance(answer, dict) and isinstance(parsed(answer.get("messages")), list):
         return read_conversation(answer)
-    base: dict[str, Any] = {key: row[key] for key in (*SYSTEM, *TOOLS) if row.get(key) is not None}
-    asked = {key: row[key] for key in _ASKED if row.get(key) is not None}
+    beside = {key: row[key] for key in (*SYSTEM, *TOOLS) if row.get(key) is not None}
     turns = objects([answer] if isinstance(answer, dict) else answer)
+    if turns is not None and not all(_speaker(turn) in _ANSWER_ROLES for turn in turns):
+        return read_conversation({**beside, "messages": turns})
     before = next((read for key in _TURNS if (read := objects(parsed(row.get(key)))) is not None), None)
-    if turns is None and isinstance(answer, str) and before is not None:
-        turns = [{"role": "assistant", "content": answer}]
-    if turns is None:
-        if not asked:
-            raise RowRefused(
-                "pair-differs",
-                "the row has two answers, but no column with their question: map it, as in --columns prompt=QUESTION",
-            )
-        return read_conversation({**base, **asked, "output" if "instruction" in asked else "completion": answer})
-    if all(_speaker(turn) in _ANSWER_ROLES for turn in turns):
-        if before is None and asked:  # the question is in other columns, read as if they had an answer
-            question = read_conversation({**base, **asked, "output" if "instruction" in asked else "completion": "."})
-            return question._replace(messages=(*question.messages[:-1], *read_messages(turns, None)))
-        before = before or []  # some files repeat the better answer there
-        turns = [*(before[:-1] if before and _speaker(before[-1]) in _ANSWER_ROLES else before), *turns]
-    return read_conversation({**base, "messages": turns})
+    if before is not None:
+        turns = turns or [{"role": "assistant", "content": answer}]
+        repeats = _speaker(before[-1]) in _ANSWER_ROLES  # some files have the better answer there too
+        return read_conversation({**beside, "messages": [*(before[:-1] if repeats else before), *turns]})
+    asked = {key: row[key] for key in _ASKED if row.get(key) is not None}
+    if not asked:
+        hint = "the row has two answers, but no column with their question: map it, as in --columns prompt=QUESTION"
+        raise RowRefused("pair-differs", hint)
+    return read_conversation({**beside, **asked, "completion": turns or answer})
 
 
 def _speaker(turn: Mapping[str, Any]) -> Any:

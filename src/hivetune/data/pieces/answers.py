@@ -8,7 +8,7 @@ from typing import Any
 from hivetune.data.pieces.format import Tools
 from hivetune.data.pieces.rendered import rendered_turns
 from hivetune.data.pieces.turns import ROLE_KEYS, is_item, read_messages, read_tools, read_turn
-from hivetune.data.pieces.values import all_texts, objects, one_of, parsed
+from hivetune.data.pieces.values import all_texts, listed, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -104,8 +104,9 @@ def read_answer(value: Any) -> Answer:
         if not isinstance(said := one_of(first, "message", "content", "text"), str | dict):
             raise RowRefused("empty-turn", "the response has no answer: log the whole response, or delete the row")
         return _said(said), ("other-answers",) if len(answers) > 1 else ()
-    if isinstance(value.get("messages"), list):
-        return read_messages(value["messages"], None), ()
+    for key, whole in (("messages", True), ("output", value.get("object") == "response")):
+        if whole and isinstance(value.get(key), list):
+            return read_messages(value[key], None), ()
     for key in ("content", "message"):  # of one of Gemini's candidates, and of Ollama's answers
         if isinstance(value.get(key), dict):
             return _said(value[key]), ()
@@ -177,8 +178,9 @@ def call_of(request: Any, response: Any) -> tuple[list[Message], Tools, tuple[st
     # Agents answer with the whole conversation, the question included.
     if len(reply) > len(asked) and before == [(message.role, message.content) for message in reply[: len(asked)]]:
         return reply, tools, changed
-    last = asked[-1]
-    # Anthropic continues a last turn of the assistant without a break.
-    if last.role == "assistant" and not last.tool_calls and one_of(parsed(response), "stop_reason") is not None:
+    last, given = asked[-1], listed(one_of(parsed(request), "messages"))
+    # Anthropic continues a last turn of the assistant without a break, as others do where it is marked so.
+    is_begun = one_of(parsed(response), "stop_reason") is not None or one_of(given[-1] if given else None, "prefix")
+    if last.role == "assistant" and not last.tool_calls and is_begun:
         reply, asked = [replace(reply[0], content=last.content + reply[0].content), *reply[1:]], asked[:-1]
     return [*asked, *reply], tools, changed

@@ -43,6 +43,11 @@ _UNTYPED = ("text", "functionCall", "functionResponse", "function_call", "functi
 _SEARCHES = ("web_search", "web_fetch", "tool_search")  # what Anthropic's begin with
 # Items of OpenAI's Responses that are not messages, but come among them.
 _ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
+_HIDDEN_ITEMS = (
+    "item_reference",
+    "mcp_list_tools",
+    "compaction",
+)  # what the model saw of these stays with the provider
 _THOUGHT_KEYS = ("thinking", "reasoning", "text", "content", "summary")
 _BETWEEN = "\n\n"  # turns of one role that become one
 
@@ -188,7 +193,7 @@ def read_turn(turn: Any) -> list[Message]:
     about: dict[str, Any] = {"weight": 1.0 if weight is None else float(weight)}
     if is_item(turn):
         if turn["type"] not in _ITEMS:
-            raise RowRefused(NOT_HELD, f"the provider ran the tool {turn['type']}, and its result is not in the log")
+            raise RowRefused(NOT_HELD, f"{turn['type']} is with the provider, and what it holds is not in the log")
         role, parts = ROLES["assistant"], [turn]
     else:
         role, parts = _role_and_parts(turn)
@@ -397,7 +402,7 @@ def is_item(turn: Any) -> bool:
     provider.
     """
     kind = turn.get("type") if isinstance(turn, dict) and "role" not in turn else None
-    return isinstance(kind, str) and (kind in _ITEMS or kind.endswith("_call"))
+    return isinstance(kind, str) and (kind in (*_ITEMS, *_HIDDEN_ITEMS) or kind.endswith(("_call", "_call_output")))
 
 
 def is_conversation(value: list[Any]) -> bool:
