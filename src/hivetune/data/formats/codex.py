@@ -144,7 +144,7 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
             _unlearn_answer(items)
     if not any(item.get("role") == "user" for item in items):
         return
-    kinds = (str(item.get("type")) for item in items)
+    kinds = (str(item.get("type")) for item in items if "role" not in item)
     if session.is_hidden:
         if any(_is_of_answer(item) and item.get("weight", 1) for item in items):
             reason = "the session was compacted, and the log does not hold what came before in plain text"
