@@ -25,7 +25,8 @@ from hivetune.cycle.record import CycleRow, Domain, begin_cycle, cycles_of, end_
 from hivetune.cycle.rows import RowsNow
 from hivetune.cycle.stations import Work, ensure_run
 from hivetune.data.forget import forget
-from hivetune.errors import MachineNotFit
+from hivetune.data.prepare.prepare import check
+from hivetune.errors import DataRefused, MachineNotFit
 from hivetune.run.folder import read_resolved
 
 CYCLE = CycleRow("a1", NAME, 10.0, "rows", {"model": "tiny"}, None)
@@ -104,6 +105,25 @@ def test_a_person_speaks_to_the_loop_and_a_lost_source_holds_nothing_up(
     assert ["nothing is collected" in entry["words"] for entry in told("problem")] == [True]
     with closing(open_database()) as database:
         assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
+
+
+@pytest.mark.slow
+def test_a_file_whose_columns_need_a_mapping_is_left_out_and_told(own_home: Path, tmp_path: Path) -> None:
+    """It stopped the whole cycle."""
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
+    answers = [{"question": "Who pays the fee?", "answer": f"Office {n}", "country": n % 7} for n in range(30)]
+    append_rows(tmp_path / "app.jsonl", answers)
+    config = load_config(make_config(tmp_path, notify=teller(tmp_path)))
+    paths = [str(tmp_path / name) for name in ("rows.jsonl", "app.jsonl")]
+    config = config.model_copy(update={"data": config.data.model_copy(update={"path": paths})})
+    with opened(config) as loop:
+        seen = loop.step()
+    assert (seen.do, seen.rows.groups) == ("open", 60)
+    words = f"30 rows as of {tmp_path}/app.jsonl:1 (unread-column)"
+    assert [words in entry["words"] for entry in told("problem")] == [True]
+    assert [words in text for text in notices(tmp_path)] == [True]
+    with pytest.raises(DataRefused, match="unread-column"):
+        check(config.data).refuse(1.0)
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ NOTICES = {
     "promoted": ("promote", "{} is the new champion"),
     "rolled_back": ("rollback", "{} was rolled back"),
     "ready": ("ask", "{} waits for a person to promote it"),
+    "left_out": ("ask", "the cycle of {} leaves out rows whose columns need a mapping"),
     "worse": ("worse", "the new rows of {} made a worse model"),
     "failed": ("stuck", "the cycle of {} can't continue"),
     "disk": ("disk", "the cycle of {} waits for room on the disk"),
@@ -203,6 +204,9 @@ class Loop:
                 self._send("rolled_back", release.label, release.withdrawn)
             champion, served = champion_of(database, self.name), champion_versions(database)
         seen = self._do(self.config, None)
+        self._report("left out", self.rows.left_out)
+        if self.rows.left_out:
+            self._send("left_out", self.name, self.rows.left_out)
         if seen.do != "wait" or seen.rows.snapshot is None or champion is None or self.config.cycle.by is None:
             return seen
         domains = domains_of(self.config, seen.rows.snapshot.pool())

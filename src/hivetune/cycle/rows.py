@@ -23,13 +23,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.base import units
+from hivetune.base.disk import MANIFEST, read_json, sha256_file
 from hivetune.config import RunConfig
 from hivetune.cycle.record import CycleRow, Domain, cycles_of, domain_value, trained_rows
 from hivetune.data.files.find import find_sources
 from hivetune.data.identity import settings_of
 from hivetune.data.prepare.prepare import prepare_data
-from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
+from hivetune.data.prepare.report import REFUSES_ALL
+from hivetune.data.snapshot import REPORT, PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
 from hivetune.models.prepared import fetch_model, folder_for
 from hivetune.release.registry import Release, check_release_name, forgotten_rows, snapshot_folder
@@ -48,13 +50,14 @@ SHOWN_SOURCES = 5  # a person looks at the largest first
 class RowsNow:
     """All current rows of the config. `groups`: number of groups with new usable rows, plus the champion's rows that
     were forgotten since the last cycle. `problem`: the reason why the rows can't be trained, or "". `key`: the state of
-    the inputs, to notice changes.
+    the inputs, to notice changes. `left_out`: the files whose rows need a mapping, and their number, or "".
     """
 
     snapshot: Snapshot | None = None
     groups: int = 0
     problem: str = ""
     key: tuple[Any, ...] | None = None
+    left_out: str = ""
 
 
 def read_rows_now(
@@ -80,7 +83,14 @@ def read_rows_now(
     known = known_rows(database, name, champion)
     # A release's own answer is no evidence, so it is no reason to begin either.
     new = {row.group_id for row in rows if row.id not in known and row.answered_by is None}
-    return RowsNow(pool, len(new) + forgotten, problem, key)
+    return RowsNow(pool, len(new) + forgotten, problem, key, _left_out(pool))
+
+
+def _left_out(pool: Snapshot) -> str:
+    """Return what a person has to decide before some files are read, or ""."""
+    problems = [one for one in read_json(pool.folder / REPORT)["problems"] if one["reason"] in REFUSES_ALL]
+    found = [f"{units.count(one['rows'], 'row')} as of {one['source']} ({one['reason']})" for one in problems]
+    return f"left out until hivetune check is content with their columns: {', '.join(found)}" if found else ""
 
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:

@@ -116,7 +116,7 @@ def prepare(
                     raise DoesNotFit(needs, hint=hint)
                 with work_in(work_folder) as work:
                     report = task.run(work, progress, keep_raw=False)
-                    report.refuse(config.data.max_rejected)
+                    report.refuse(config.data.max_rejected, in_cycle=config.cycle.name is not None)
                     publish(folder, key, work, report.document)
             finally:
                 shutil.rmtree(work_folder)

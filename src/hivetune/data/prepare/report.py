@@ -47,14 +47,15 @@ class Report:
     def usable(self) -> int:
         return int(self.document["usable"])
 
-    def refuse(self, max_rejected: float) -> None:
-        """Raise DataRefused if no row is usable, if the share of rejected rows is above `max_rejected` (0 to 1), or if
-        a mapping fits no row."""
+    def refuse(self, max_rejected: float, *, in_cycle: bool = False) -> None:
+        """Raise DataRefused if no row is usable, if more than `max_rejected` (a share, 0 to 1) is rejected, or if a
+        mapping fits no row; unless `in_cycle`, also if the columns of a file need a mapping.
+        """
         if self.rows_in == 0:
             raise DataRefused("the files contain no rows", hint="give files with one row per line")
         rejected = self.document["rejected"]
         first = {problem["reason"]: problem for problem in reversed(self.document["problems"])}
-        for reason in filter(rejected.get, REFUSES_ALL):
+        for reason in () if in_cycle else filter(rejected.get, REFUSES_ALL):
             message = f"{rejected[reason]:,} rows are refused ({reason}): {REASONS[reason].meaning}"
             raise DataRefused(message, hint=first[reason]["hint"])
         # Rows that are set aside explain why none is left, but not why many are rejected.
@@ -69,7 +70,8 @@ class Report:
             hint = f"{hint}; if this mapping is right: {suggested['line']}"
         if self.usable == 0:
             raise DataRefused(f"none of the {self.rows_in:,} rows is usable: {why}", hint=hint)
-        if (count := sum(rejected.values())) > max_rejected * self.rows_in:
+        left_out = sum(rejected.get(reason, 0) for reason in REFUSES_ALL)
+        if (count := sum(rejected.values()) - left_out) > max_rejected * self.rows_in:
             allowed = f"data.max_rejected allows {max_rejected:.0%}"
             without = f"to go on without them: --set data.max_rejected={math.ceil(100 * count / self.rows_in) / 100:g}"
             message = f"{count:,} of {self.rows_in:,} rows are rejected ({why}); {allowed}"
