@@ -68,7 +68,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Accounting:
-    """The counts of rows: each input row is in exactly one of them. Every report has the same keys."""
+    """The numbers of rows by fate: each input row is counted in exactly one field. Every report has the same fields."""
 
     rows_in: int = 0
     trained: int = 0
@@ -96,7 +96,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of the verdict's table."""
+    """One row of the verdict's table of metrics."""
 
     name: str
     base: float | None
@@ -113,7 +113,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict."""
+    """The verdict on an evaluation, with its reasons and metrics."""
 
     verdict: VerdictName
     reasons: tuple[str, ...]  # they name every metric

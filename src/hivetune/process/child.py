@@ -45,9 +45,10 @@ class Heartbeat:
             os.set_blocking(handle, False)
 
     def beat(self, beat: Beat) -> None:
-        """Report the work that just ended or is about to begin, without blocking.
+        """Send a beat: a sign that some work has ended or is about to begin. It never blocks.
 
-        If the pipe is full because the supervisor is frozen, the beat is dropped: the waiting bytes are enough.
+        If the pipe is full because the supervisor does not read it, the beat is dropped; the bytes in the pipe are
+        enough.
         """
         if self._handle is None:
             return
@@ -63,10 +64,11 @@ class Heartbeat:
 
 
 def guard() -> None:
-    """Set the guards before large imports: private files, death with the parent, no core file, first OOM victim.
+    """Set the guards before large modules are imported: created files are private, the process is killed when its
+    parent dies, writes no core file, and is the first to be killed when memory is short.
 
-    The signal of the parent's death reaches even a stopped process and one that holds the GIL. Stacks of fatal errors
-    and of SIGUSR1, which C code writes even while the GIL is held, go to standard error.
+    A parent's death is noticed even by a stopped process and by one that holds the GIL. The stacks at a fatal error and
+    at SIGUSR1 are written to standard error by C code, which does not need the GIL.
     """
     keep_private()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

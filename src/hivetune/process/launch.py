@@ -46,10 +46,11 @@ _gives_way: ContextVar[bool] = ContextVar("gives_way", default=False)
 
 @contextlib.contextmanager
 def idle_priority() -> Iterator[None]:
-    """Let the children that this thread starts in the block compute only while nobody else wants the processor.
+    """Give the children that this thread starts in the block the idle priority, so that they use only otherwise idle
+    cores.
 
-    Beside a gateway that answers they get 0.3 % of a core, on an idle machine all of it. Graphics cards know no such
-    order: there the lease decides (process/lease.py).
+    Beside a busy gateway they get 0.3 % of a core, on an idle machine all cores. It has no effect on graphics cards,
+    for which the lease decides (process/lease.py).
     """
     before = _gives_way.set(True)
     try:
@@ -59,7 +60,8 @@ def idle_priority() -> Iterator[None]:
 
 
 def set_idle_priority(pid: int) -> None:
-    """Give a child that was just started, and what it starts, the idle priority in a block of `idle_priority`."""
+    """Give a child that was just started the idle priority, which its own children inherit, if this thread is in a
+    block of `idle_priority`."""
     if _gives_way.get() and sys.platform == "linux":
         # Not for this process itself: without rights nobody gets from SCHED_IDLE back to the ordinary priority.
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
@@ -99,8 +101,8 @@ _KIND_OF_FRAME = slice(3, 4)
 def reach_cluster(head: str) -> str:
     """Return the address of this machine in a Ray cluster: the one from which it reaches the head.
 
-    `head` is HOST:PORT. It asks without Ray, whose client may end its process when the head is gone. Raises
-    MachineNotFit when no head answers there.
+    `head` is HOST:PORT. Ray itself is not called, because its client may end the process if the head is gone. Raises
+    MachineNotFit if no head answers.
     """
     host, _, port = head.rpartition(":")
     try:

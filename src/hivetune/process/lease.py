@@ -26,9 +26,9 @@ _CHECKS, _BETWEEN_CHECKS_S = 3, 0.005
 
 
 def card_name(device: str) -> str:
-    """Return cuda:N with the driver's number of the card that this process, as torch does, calls `device`.
+    """Return the card `device` as cuda:N with the number that the driver gives it.
 
-    Processes that see other cards call one card by other names, so each lease is kept by this one.
+    torch's own numbers differ between processes that see different cards, so leases use the driver's number.
     """
     number = int(device.partition(":")[2] or 0)
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):

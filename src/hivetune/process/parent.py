@@ -34,10 +34,10 @@ TASK_LIMITS = Supervision(hang_floor_s=600.0)
 
 @dataclass
 class Limits:
-    """The longest silence of a child before it counts as hung: `hang_factor` times its usual step, at least
-    `hang_floor_s`.
+    """The longest silence of a child before it counts as hung: `hang_factor` times its usual time of a step, but at
+    least `hang_floor_s`.
 
-    The first step belongs to the start, because it compiles.
+    The first step counts as a part of the start, because it compiles kernels.
     """
 
     settings: Supervision = TASK_LIMITS
@@ -118,7 +118,7 @@ class Child:
         return self.silent_s > self.limits.allowed_s()
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM: some tasks save before they end, others end at once."""
+        """Send SIGTERM. Tasks that can save do so before they end; others end at once."""
         if not self.ended:
             self._signal(signal.SIGTERM)
 

@@ -47,7 +47,7 @@ class PrepareModel:
 
 @dataclass(frozen=True)
 class Rank:
-    """The place of a process among the `size` ranks of a run (train/worker/ranks.py)."""
+    """The number of a process among the `size` ranks of a run, and where they meet (train/worker/ranks.py)."""
 
     number: int = 0
     size: int = 1
@@ -71,7 +71,8 @@ class Train:
 
 @dataclass(frozen=True)
 class Item:
-    """Rows that are replayed together. With `padded`, untrained tokens change every shape."""
+    """Rows whose loss and gradient are computed together in a replay. `padded`: add untrained tokens, which change all
+    shapes."""
 
     rows: tuple[int, ...]
     padded: bool = False
@@ -79,7 +80,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Replay:
-    """Compute loss and gradient of each item of `run`, with a line in `journal` for each."""
+    """Compute loss and gradient of each item of `run`, and write a line to `journal` after each."""
 
     run: Path
     model: Path
@@ -99,7 +100,8 @@ class Salvage:
 
 @dataclass(frozen=True)
 class Score:
-    """Score base and tuned model (without `adapter` only the base) on the same rows, with a line in `scores` each."""
+    """Compute the loss of base and tuned model (without `adapter` only of the base) on the same rows; write a line to
+    `scores` for each row and model."""
 
     model: Path
     adapter: Path | None
@@ -112,7 +114,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Passage:
-    """The tokens of a conversation, and the places among them that are compared."""
+    """The tokens of a conversation, and the positions in it at which log-probabilities are compared."""
 
     tokens: tuple[int, ...]
     places: tuple[int, ...]
@@ -120,7 +122,8 @@ class Passage:
 
 @dataclass(frozen=True)
 class ScorePassages:
-    """Compute the log-probabilities at each place, of its token and the `top` likeliest, with and without `adapter`."""
+    """At each position, compute the log-probabilities of the actual token and of the `top` most likely tokens, with and
+    without `adapter`."""
 
     model: Path
     adapter: Path | None
@@ -180,7 +183,7 @@ def task_in(document: Mapping[str, Any], *kinds: type) -> Any:
 
 @dataclass(frozen=True)
 class ChildError:
-    """The exception that ended the child, as the child recorded it; its log has the traceback."""
+    """The exception that ended the child, as the child recorded it. The child's log has the traceback."""
 
     type: str
     message: str
@@ -201,7 +204,7 @@ class Outcome:
 
     @property
     def signal(self) -> int | None:
-        """The number of the signal that killed the child, or None."""
+        """Return the number of the signal that killed the child, or None."""
         return -self.returncode if self.returncode is not None and self.returncode < 0 else None
 
     def check(self, title: str) -> Mapping[str, Any]:

@@ -1,8 +1,9 @@
 """The sandbox of a process that reads untrusted files: Landlock for files and TCP, and limits.
 
-The process opens only named files, starts no program, opens no TCP connection (from Linux 6.7 on), gains no privileges,
-and leaves no core dump. Landlock needs no rights. A kernel without it runs without it, and `doctor` reports that. It
-holds for the calling thread and what it starts later, so call `confine` before other threads exist.
+The process can open only the named files. It can start no program, open no TCP connection (from Linux 6.7 on), gain no
+privileges, and it leaves no core dump. Landlock needs no privileges itself. On a kernel without Landlock the process
+runs without it, and `doctor` reports that. The sandbox applies to the calling thread and to threads and processes that
+it starts later, so call `confine` before other threads exist.
 
 Numbers: linux/landlock.h.
 """
@@ -55,11 +56,12 @@ def confine(
     read_all: bool = False,
     data_bytes: int | None = None,
 ) -> int:
-    """Confine this process for good, and return the version of Landlock that holds. Missing paths are ignored.
+    """Confine this process for the rest of its life, and return the version of Landlock that is in effect. Paths that
+    do not exist are ignored.
 
-    `readable` has files, and folders whose contents may be read, with `may_execute` also run as programs; `writable`
-    has folders where files and sockets may be made. With `read_all` only writing is limited. `data_bytes` limits its
-    memory.
+    `readable`: files, and folders whose contents may be read; with `may_execute` they may also be run as programs.
+    `writable`: folders in which files and sockets may be created. `read_all`: limit only writing. `data_bytes`: the
+    limit of the process's memory.
     """
     if sys.platform != "linux":
         return 0

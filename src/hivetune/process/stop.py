@@ -17,17 +17,16 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 def handle_stop_signals(handler: Handler, numbers: Sequence[int] = NUMBERS) -> dict[int, Any]:
-    """Let `handler` handle these signals; return signal -> previous handler. SIGHUP stays ignored if it is: a command
-    started with nohup goes on after its terminal is closed.
-    """
+    """Install `handler` for these signals; return signal -> previous handler. If SIGHUP is ignored, it stays ignored,
+    so that a command started with nohup continues after its terminal is closed."""
     taken = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in taken}
 
 
 class StopRequest:
-    """A context that counts these signals; `number` is the first one.
+    """A context that counts stop signals; `number` is the first one.
 
-    `ends` returns requests without a signal: 0, 1 (a clean end) or 2 (at once).
+    `ends` returns the request of the caller: 0 for none, 1 for a clean end, 2 for an end at once.
     """
 
     def __init__(self, ends: Callable[[], int] = lambda: 0) -> None:

@@ -45,9 +45,8 @@ SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bit
 
 
 def find_quant(name: str) -> str:
-    """Return a number type as spelled in `QUANTS`. Raises UsageError for an unknown one, MachineNotFit if the program
-    that writes it is missing.
-    """
+    """Return the name of a number type as it is written in `QUANTS`. Raises UsageError for an unknown one,
+    MachineNotFit if the program that writes it is missing."""
     quant = name.lower()
     if quant not in QUANTS:
         raise UsageError(f"unknown --quant {name}", hint=f"choose one of {', '.join(QUANTS)}")
@@ -122,7 +121,7 @@ def _download(folder: Path) -> Path:
 
 
 def weights_bytes(model: Path) -> int:
-    """Return the size of a model's stored weights in bytes, usually 2 a weight."""
+    """Return the size of a model's weight files in bytes, usually 2 bytes per weight."""
     return sum(path.stat().st_size for path in model.glob("*.safetensors"))
 
 

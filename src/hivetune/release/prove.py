@@ -1,17 +1,18 @@
-"""The proof of an export: what is shipped is what was trained, measured on the exported file.
+"""The proof of an export: the exported file is measured, to show that it computes what was trained.
 
-At some places of held-out conversations the trained model (adapter beside base, float32) and the exported one report
-the log-probability of the token there and of the likeliest ones. Three things must hold, and the proof states the
+At some positions in held-out conversations, the trained model (adapter on its base, float32) and the exported one
+return the log-probabilities of the actual token and of the most likely tokens. The proof requires, and states the
 bounds:
 
-logits   The mean difference of log-probabilities is within the bound of the number type. A quantized file may differ
-         by twice as much as its base does at the same type.
-loss     The mean over the tokens that are there differs by no more than the same bound.
-effect   What the adapter changes in the export, over the base at the same type, is what it changed when it was trained:
-         the slope of the one over the other is 1, within a tenth and what its standard error allows.
+  logits   The mean difference of log-probabilities is within the bound of the number type. For a quantized file the
+           bound is larger, by twice the difference that quantizing the base alone causes.
+  loss     The mean log-probability of the actual tokens differs by no more than the same bound.
+  effect   The slope of the adapter's effect in the export (over the base of the same type) against its effect in
+           training is 1, within a tenth and what its standard error allows.
 
-The result is next to the export as `proof.json` and holds for these bytes only. A base is proven alike before the first
-training on it, on conversations of our own, so that a family that llama.cpp can't serve is known before hours of work.
+The result is stored next to the export as `proof.json`, and holds for exactly these bytes. Before the first training on
+a base, the base is proven in the same way, on conversations of our own. So a model that llama.cpp can't serve is known
+before hours of work.
 """
 
 import contextlib
@@ -83,8 +84,8 @@ _ACTUAL = -1
 
 
 def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> list[Passage]:
-    """Return passages from some rows: the first tokens of the last answer, and the token that ends it. Held-out rows
-    come first.
+    """Return passages from some rows, held-out rows first: the first tokens of the last answer, and the token that ends
+    it.
 
     Rows longer than `context_tokens`, the context of the export, are left out. Raises DataRefused if every row is
     longer than that or than `MAX_PASSAGE_TOKENS`.
@@ -219,11 +220,11 @@ def compare_prompts(backend: Backend, renderer: Renderer, examples: Sequence[Exa
 def score_passages(
     backend: Backend, passages: Sequence[Passage], *, slots: int = 1, adapter: int | None = None
 ) -> tuple[list[list[Any]], int]:
-    """Return the scores at each place of each passage, and the number of passages whose last forced token ended the
+    """Return the scores at each position of each passage, and the number of passages at whose end the server ended the
     answer.
 
-    `slots`: of the server. `adapter`: the only adapter that is applied, None for no adapter. Raises HivetuneError if
-    the server is gone or reports no scores.
+    `slots`: number of slots of the server. `adapter`: the adapter that is applied, None for the base alone. Raises
+    HivetuneError if the server is gone or reports no scores.
     """
     scales = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in backend.lora]
     free = list(range(slots))

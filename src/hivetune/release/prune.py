@@ -30,7 +30,7 @@ LEFT_OVER = ("*/.*.tmp", "*/.*.task", "releases/*/.*.tmp")  # by killed processe
 
 @dataclass(frozen=True)
 class Unused:
-    """Files that can be deleted. `what`: their kind; `why`: the reason why nothing needs them."""
+    """Files that can be deleted. `what`: their kind; `why`: the reason why they are no longer needed."""
 
     what: str
     path: Path
@@ -39,7 +39,7 @@ class Unused:
 
 
 def find_unused(database: sqlite3.Connection) -> list[Unused]:
-    """Return the files whose deletion loses nothing that can't be made again. Deletes nothing."""
+    """Return files that are no longer needed, or that can be made again. Deletes nothing."""
     found = []
     for what, path, why in _candidates(database):
         size_bytes = size_of(path) if path.is_dir() else path.stat().st_size if path.exists() else 0

@@ -58,7 +58,7 @@ _COLUMNS = "name, version, run, model, model_sha256, adapter_sha256, snapshot, v
 
 @dataclass(frozen=True)
 class Move:
-    """One line of the log: an action on one version of a name."""
+    """One line of the log: a promotion, withdrawal or retirement of one version of a name."""
 
     version: int
     action: Action
@@ -101,7 +101,7 @@ class Release:
 
     @property
     def damage(self) -> str:
-        """Return the missing or changed files in words, empty if there are none."""
+        """Return the missing or changed files, in words; "" if there are none."""
         problems = problems_since_last_read(self.folder)
         if not problems and read_json(self.folder / MANIFEST).get("adapter_sha256") != self.adapter_sha256:
             return "it holds another adapter than was registered"
@@ -211,9 +211,8 @@ def champion_versions(database: sqlite3.Connection) -> dict[str, int]:
 
 
 def forgotten_rows(database: sqlite3.Connection, snapshot: str, since: float = 0.0) -> int:
-    """Return the least number of rows of a snapshot that were forgotten after both `since` and the making of the
-    snapshot.
-    """
+    """Return a lower bound of the number of rows of a snapshot that were forgotten after it was made, and after `since`
+    (in seconds since 1970)."""
     query = "SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ? AND time > ?"
     return int(database.execute(query, (snapshot, since)).fetchone()[0])
 
@@ -324,9 +323,8 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
 
 
 def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
-    """End the serving of `name`; return its champion, or None if there was none. The champion becomes `previous`, so
-    that it is kept and can be promoted again.
-    """
+    """Take `name` out of service; return its champion, or None if it had none. The champion becomes `previous`, so it
+    is kept and can be promoted again."""
     with transaction(database):
         champion = champion_of(database, name)
         if champion is None:

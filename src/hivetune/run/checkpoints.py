@@ -1,8 +1,8 @@
-"""The checkpoint folders: commit, find the newest good one, retain and reclaim. Without torch.
+"""The checkpoint folders: commit one, find the newest intact one, delete old ones. Needs no torch.
 
-`RUN/checkpoints/NNNNNN/` is the state after NNNNNN optimizer steps. A folder appears whole or not at all: its files are
-written and fsynced in a temporary folder, the manifest last, then it is renamed. Order is by step, never by a clock. A
-damaged one is passed over, and replaced when the run comes to its step again.
+`RUN/checkpoints/NNNNNN/` is the state after NNNNNN optimizer steps. A folder appears complete or not at all: its files
+are written and fsynced in a temporary folder, the manifest last, and then the folder is renamed. Checkpoints are
+ordered by step, never by time. A damaged one is ignored, and replaced when the run reaches its step again.
 train/worker/checkpoint.py makes the files.
 """
 
@@ -30,7 +30,7 @@ Files = Mapping[str, bytes | memoryview]
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest good checkpoint."""
+    """The newest intact checkpoint of a run, and the names of newer ones that are damaged."""
 
     folder: Path | None  # None: start at step 0
     step: int
@@ -84,9 +84,9 @@ def commit(run: Path, step: int, files: Files) -> Path:
 
 
 def commit_within(run: Path, step: int, files: Files) -> Path:
-    """Commit a checkpoint, then retain the newest ones; on a full disk reclaim space and retry once.
+    """Commit a checkpoint and delete those that are no longer needed. If the disk is full, free space and retry once.
 
-    Raise OSError if the disk is still full, or for another fault. The newest good checkpoint stays.
+    Raise OSError if the disk is still full, or for another fault. The newest intact checkpoint is never deleted.
     """
     try:
         folder = commit(run, step, files)
@@ -123,7 +123,7 @@ def newest_good(run: Path, *, at_most: int | None = None) -> Newest:
 
 
 def distrust_after(run: Path, step: int) -> list[int]:
-    """Rename the checkpoints after `step` to NNNNNN.distrusted (a failed canary, a rolled back spike).
+    """Rename the checkpoints after `step` to NNNNNN.distrusted, after a failed test of products or a loss spike.
 
     Return their steps.
     """
@@ -136,7 +136,8 @@ def distrust_after(run: Path, step: int) -> list[int]:
 
 
 def retain(run: Path, *, keep: int = KEEP_NEWEST) -> list[int]:
-    """Remove all but the newest `keep` checkpoints and the best ones that they name, and return the removed steps."""
+    """Delete all checkpoints except the newest `keep` and the best ones that these refer to; return the steps of the
+    deleted ones."""
     # Only sizes are checked, since this runs after each save: a folder without all its bytes does not count. The best
     # ones of all `keep` stay, because the newest one may turn out to be damaged.
     kept = [step for step in steps(run) if _looks_whole(folder_of(run, step))][-keep:]
@@ -150,7 +151,7 @@ def retain(run: Path, *, keep: int = KEEP_NEWEST) -> list[int]:
 
 
 def reclaim(run: Path) -> int:
-    """Remove all checkpoints but the newest and the best, and return the freed bytes."""
+    """Delete all checkpoints except the newest and the best, and return the number of freed bytes."""
     parent = run / FOLDER
     before = size_of(parent)
     for folder in parent.glob("*.distrusted"):

@@ -1,7 +1,7 @@
-"""The choices of a run, made by rules before step 0 and kept in config.resolved.yaml.
+"""The choices of a run, made by rules before step 0 and stored in config.resolved.yaml.
 
-A recorded choice is never made again, so a resumed run computes as it began. The changes of a recovery apply to one
-worker and are not recorded.
+A stored choice is never made again, so a resumed run computes as it began. Changes that a recovery makes apply to one
+worker only and are not stored.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices of a run; None means the engine's default. A recovery's changes have the same form."""
+    """The choices of a run; None means the engine's default. The changes of a recovery are written as `Choices` too."""
 
     device: str | None = None
     dtype: str | None = None

@@ -1,8 +1,8 @@
 """The figures of a run for the tools of `report_to`: settings, points, verdict; each written by the tool's own client.
 
-TensorBoard's points are written by the worker while it trains (train/worker/session.py). The other tools get a run
-when it has ended, and again when it has a verdict, each in a child of its own: `python -m hivetune.run.figures RUN
-TOOL`. A tool that fails is told, and costs the run nothing.
+TensorBoard's points are written by the worker while it trains (train/worker/session.py). The other tools get a run when
+it has ended, and again when it has a verdict, each in a child process: `python -m hivetune.run.figures RUN TOOL`. If a
+tool fails, a message names it, and the run is not affected.
 """
 
 import importlib.util
@@ -37,7 +37,7 @@ _POINTS_A_REQUEST, _PARAMETERS_A_REQUEST, _MAX_PARAMETER_CHARS = 200, 100, 6000 
 
 @dataclass(frozen=True)
 class RunPoint:
-    """The finite values of one line of metrics.jsonl by their names in the tools. `step` counts finished steps."""
+    """The finite values of one line of metrics.jsonl, by their names in the tools. `step`: number of finished steps."""
 
     step: int
     time_s: float
@@ -59,9 +59,8 @@ class Figures:
 
 
 def point_of(entry: Mapping[str, Any]) -> RunPoint | None:
-    """Return the point of a line; None for another event, and for a step without a loss (all its rows had been
-    removed).
-    """
+    """Return the figures in a line of metrics.jsonl; None for lines of other events, and for a step without a loss, all
+    of whose rows had been removed."""
     kind = entry["event"]
     if kind not in _NAMES or entry.get("loss") is None:
         return None

@@ -76,9 +76,8 @@ def write_record(run: Path, record: dict[str, Any]) -> None:
 
 
 def refuse_copied_home(run: Path, command: str) -> None:
-    """Raise UsageError for a run outside of this home that another home has trained: this home is then a copy, and both
-    refer to the same folder. `command`: the command for the message.
-    """
+    """Raise UsageError for a run outside of this home that another home trained. This home is then a copy of that one,
+    and both refer to the same run folder. `command`: the command to run in the other home, for the message."""
     theirs = read_document(run / RECORD).get("home")
     if theirs not in (None, str(home())) and Path(theirs).is_dir():
         raise UsageError(

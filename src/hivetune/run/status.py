@@ -98,13 +98,13 @@ class RunTally:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed of the newest steps, None before the first."""
+        """Return the speed of the newest steps, in tokens per second; None before the first step."""
         seconds = sum(seconds for seconds, _ in self.recent)
         return sum(tokens for _, tokens in self.recent) / seconds if seconds else None
 
     @property
     def storage_problem(self) -> str:
-        """A sentence on the failed writes; empty if there are none."""
+        """Return a sentence on failed writes to the disk; "" if there are none."""
         problems = []
         if self.disk_waits:
             times = "once" if self.disk_waits == 1 else f"{self.disk_waits} times"
@@ -224,7 +224,8 @@ def quarantined(run: Path) -> int:
 
 
 def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
-    """Return the newest training loss, validation loss and tokens a second. None: not written yet."""
+    """Return the newest training loss, validation loss (nats per token) and tokens per second; each is None before its
+    first measurement."""
     tally = RunTally()
     for entry in read_tail(run / METRICS):
         tally.add(entry)

@@ -321,7 +321,7 @@ class Gateway:
 
 
 def told_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an exception of a callback, unless it only tells that a wait was cancelled."""
+    """Log an exception of a callback, except when it only reports that a wait was cancelled."""
     # anyio 4.16 sets it where a model server writes to its Unix socket at the moment that a client goes away (as on
     # closing, agronholm/anyio#1267).
     if not isinstance(context.get("exception"), asyncio.InvalidStateError):

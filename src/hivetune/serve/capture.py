@@ -54,7 +54,7 @@ class CapturedAnswer:
 
 @dataclass(frozen=True)
 class Feedback:
-    """A client's opinion of its answer. `correction`: the right answer."""
+    """A client's rating of an answer that it received. `correction`: the right answer, None without one."""
 
     id: str
     client: str
@@ -64,9 +64,8 @@ class Feedback:
 
 
 class Capture:
-    """The writing thread. `captured`: number of durable answers. `left_out`: number of entries that were not stored.
-    `problem`: the reason of the last one, empty if there was none.
-    """
+    """The thread that stores answers. `captured`: number of stored answers. `left_out`: number of entries that could
+    not be stored. `problem`: the reason of the last failure, "" if there was none."""
 
     def __init__(self) -> None:
         self.captured = self.left_out = 0

@@ -29,8 +29,7 @@ _RATINGS: Mapping[str, Rating] = {"+": "up", "-": "down"}
 
 class Voice(NamedTuple):
     """A model in a chat: a GGUF file, alone or with an adapter, and the label that is shown and stored. `run` and
-    `release` are its origin, None if unknown.
-    """
+    `release` are where it comes from, None if unknown."""
 
     label: str
     model: Path
@@ -60,7 +59,7 @@ class Chat:
 
     @property
     def help(self) -> str:
-        """What can be typed."""
+        """Return a line on what can be typed."""
         return _HELP + ("; + or - after an answer says that it was good or bad" if self.capture else "")
 
     def clear(self) -> None:
@@ -147,7 +146,7 @@ MAX_ROWS = 1000  # reading the info of one takes 50 us
 
 
 def most_prompt(snapshot: Snapshot) -> str | None:
-    """Return the system prompt of more than half of a snapshot's first training rows, or None."""
+    """Return the system prompt that more than half of a snapshot's first training rows have, or None."""
     infos = [snapshot.info(row) for row in snapshot.rows("train")[:MAX_ROWS]]
     prompts = Counter(next((m.content for m in info.messages if m.role == "system"), None) for info in infos)
     ((text, rows),) = prompts.most_common(1)

@@ -51,8 +51,8 @@ class Refused(UsageError):
 
 @contextlib.asynccontextmanager
 async def forward(keeper: Keeper, request: Request) -> AsyncIterator[AsyncGenerator[Piece]]:
-    """Yield the pieces of an answer that has begun: a single one, or those of a stream. The request's `model` selects
-    the release.
+    """Yield the pieces of an answer that has begun: a whole answer as one piece, or the pieces of a stream. The
+    request's `model` selects the release.
 
     Raises UsageError (a model that is not served, an unsupported field), Refused, MachineNotFit (no model server is
     ready), Broken.

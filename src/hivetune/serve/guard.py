@@ -111,10 +111,9 @@ def cookie_of_home(kind: str = "hivetune") -> str:
 
 @dataclass(frozen=True)
 class Door:
-    """The access rule for the paths below `below`. `client_of` maps a token or a cookie's value to a client, or None.
-    `open`: paths that need no token. `login`: the page to which a browser without a token is redirected; if empty, the
-    request is refused.
-    """
+    """The access rule for the paths below `below`. `client_of` returns the client of a token or of a cookie's value, or
+    None. `open`: paths that need no token. `login`: the page to which a browser without a token is redirected; if
+    empty, the request is refused."""
 
     client_of: Callable[[str], str | None]
     below: str = ""

@@ -44,9 +44,8 @@ class Block:
 
 @dataclass
 class Said:
-    """The content of an answer: its blocks in order, the reason for its end, its number of tokens, and `totals`, the
-    usage and timings that the model server reported.
-    """
+    """The content of an answer: its blocks in order, the reason why it ended, its number of tokens, and `totals`, the
+    usage and timings that the model server reported."""
 
     blocks: list[Block] = field(default_factory=list)
     finish: str = ""
@@ -177,7 +176,8 @@ class Writer:
         return {**document, "id": request.id, "model": request.label, "system_fingerprint": request.label}
 
     def event(self, piece: Mapping[str, Any], grown: Sequence[tuple[Block, str]]) -> bytes:
-        """Return the events of a piece as bytes. `grown`: the blocks that it extends, with the text added to each."""
+        """Return the events of a piece of a stream as bytes. `grown`: the blocks that the piece extends, with the text
+        added to each."""
         return data(self.whole(piece))
 
     def end(self) -> bytes:

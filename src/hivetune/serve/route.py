@@ -32,9 +32,8 @@ def gateway_folder() -> Path:
 
 @dataclass(frozen=True)
 class Deployment:
-    """The content of a model server: a base, by name and hash of its prepared folder, and its adapters in order: label
-    NAME@VERSION -> GGUF file. `required`: labels that every server must have loaded.
-    """
+    """The models that a model server has loaded: a base, by name and hash of its prepared folder, and its adapters in
+    order, as label NAME@VERSION -> GGUF file. `required`: labels that every server must have loaded."""
 
     model: str
     model_sha256: str
@@ -63,7 +62,7 @@ class Domain:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The releases that should be served; none if `deployment` is None."""
+    """The releases that should be served; if `deployment` is None, nothing is served."""
 
     deployment: Deployment | None = None
     # By name; the champions that are domains of others' names, too.

@@ -85,9 +85,8 @@ class LiveBackend:
     async def turn(
         self, label: str, session: Hashable, *, client: str = "", long: bool = False
     ) -> AsyncIterator[Ticket]:
-        """Wait for a slot and hold it, for the adapter of `label`, or for the base alone. `long`: the prompt takes
-        seconds to compute. Raises BackendRetired.
-        """
+        """Wait for a slot and hold it during the block, for the adapter of `label`, or for the base alone. `long`: the
+        prompt takes seconds to compute. Raises BackendRetired."""
         if self.retired or label not in (BASE, *self.deployment.served):
             raise BackendRetired
         ticket = Ticket(label, session, time.monotonic(), client, long)
@@ -126,7 +125,7 @@ class LiveBackend:
         return {"id_slot": ticket.slot, "lora": scales, "cache_prompt": ticket.warm}
 
     def retire(self) -> None:
-        """Accept no new request. Waiting requests go to another server, running ones continue."""
+        """Accept no new request. Waiting requests go to another server; running ones continue."""
         self.retired = True
         for start in self._starts.values():
             if not start.done():
@@ -158,9 +157,8 @@ Start = Callable[[Deployment], LiveBackend]
 
 
 class Failure(NamedTuple):
-    """A failed start: its deployment, its reason, the monotonic time of the next try, and the pause before that in
-    seconds.
-    """
+    """A failed start of a model server: its deployment, the reason, the time of the next try (monotonic clock, in
+    seconds), and the pause before it in seconds."""
 
     deployment: Deployment
     why: str
@@ -234,8 +232,7 @@ class Keeper:
 
     async def look(self) -> None:
         """Compare the wanted deployment with the running servers, and start what is missing. While the registry can't
-        be read, the last wanted deployment stays.
-        """
+        be read, the last wanted deployment is kept."""
         try:
             now, self.unread = await asyncio.to_thread(self.read), ""
             self.routes = replace(self.routes, wanted=now)

@@ -34,14 +34,15 @@ WATCH_HOURS = 24.0
 
 @dataclass
 class Counts:
-    """Numbers of answers, of failed ones and of complaints. A complaint counts as one more look at its answer."""
+    """Numbers of answers, of failed answers and of complaints. A complaint counts as one more judgement of its
+    answer."""
 
     answers: int = 0
     errors: int = 0
     complaints: int = 0
 
     def of(self, kind: Kind, begun: "Counts | None" = None) -> tuple[int, int]:
-        """Return (looks at answers since `begun`, bad ones among them)."""
+        """Return (number of judged answers since `begun`, number of bad ones among them)."""
         then = begun or Counts()
         answers, complaints = self.answers - then.answers, self.complaints - then.complaints
         return (answers, self.errors - then.errors) if kind == "errors" else (answers + complaints, complaints)
@@ -49,9 +50,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class Watched:
-    """A watched release. `before`: the label of the release that a rollback returns to. `usual`: the highest acceptable
-    rates of bad answers; `begun`: the counts of the watched release. Both are as of the beginning of the watch.
-    """
+    """A watched release. `before`: the label of the release to which a rollback returns. `usual`: the highest
+    acceptable rates of bad answers; `begun`: the counts of the watched release. Both are those at the beginning of
+    the watch."""
 
     before: str
     usual: Mapping[Kind, float]
@@ -134,9 +135,8 @@ class Watch:
             database.executemany(f"INSERT INTO served VALUES (?, ?) {change}", rows)
 
     def keep(self, due: Mapping[str, str]) -> None:
-        """Begin the watches in `due` (label -> the previous release), and end all others. The watch of a candidate
-        continues after its promotion.
-        """
+        """Begin the watches in `due` (label -> the previous release), and end all others. If a watched candidate is
+        promoted, its watch continues."""
         for label in self.watches.keys() - due.keys():
             del self.watches[label]
         self._raised &= due.keys()

@@ -64,7 +64,7 @@ BROKEN_EVERY = 50  # 2 % broken lines, and as many failed interactions and repea
 
 
 def write_inputs(folder: Path) -> Path:
-    """Write rows and config below `folder`, where they are not there yet; return the config's path."""
+    """Write rows and config into `folder`, unless they exist, and return the config's path."""
     data, path = folder / "interactions.jsonl", folder / "demo.yaml"
     if not data.exists():
         write_demo_data(data)

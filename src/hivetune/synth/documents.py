@@ -22,7 +22,8 @@ _SIGNATURE = re.compile(r"\A\s*[\w.]+\(.*\)\s*(->.*)?\n")
 
 
 def module_files(name: str) -> list[tuple[str, Path]]:
-    """Return (module, file) of a package or module of the standard library or this environment, in order of names."""
+    """Return (module name, file) of each module of a package, or of one module, of the standard library or this
+    environment, sorted by name."""
     for root in dict.fromkeys([sysconfig.get_paths()["stdlib"], *sys.path]):
         base = Path(root, *name.split("."))
         if base.with_suffix(".py").is_file():
@@ -63,7 +64,7 @@ def read_module(module: str, path: Path) -> DocPage:
 
 
 def documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, Documented]]:
-    """Yield public functions, classes and methods with a docstring, by their dotted names."""
+    """Yield (dotted name, node) of public functions, classes and methods that have a docstring."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Documented) and not child.name.startswith("_"):
             name = f"{prefix}.{child.name}"
@@ -101,7 +102,7 @@ _NO_PROSE = re.compile(
 
 
 def documents_below(folder: Path) -> Iterator[Path]:
-    """Yield the documents of a folder in the order of their names."""
+    """Yield the documents in a folder and its subfolders, sorted by name."""
     for path in sorted(folder.rglob("*")):
         name = path.name.lower().removesuffix(".gz")
         # Without those of hidden folders, such as .git and .venv.

@@ -64,9 +64,9 @@ def name_of(path: Path) -> tuple[str, str]:
 
 
 def run_help(command: Sequence[str]) -> str:
-    """Return the output of a command's --help; some print it to standard error, some end with 1.
+    """Return the output of a command's --help; some commands print it to standard error, some end with 1.
 
-    It runs in an empty folder, and nothing of it is left running. Raises NotUnderstood.
+    The command runs in an empty folder, and none of its processes is left running. Raises NotUnderstood.
     """
     shown = f"{' '.join(command)} --help"
     variables = ["PAGER=cat", "MANPAGER=cat", "COLUMNS=200", "TERM=dumb"]
@@ -93,7 +93,8 @@ def help_page(command: str, text: str, path: Path) -> DocPage:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of rendered text; `italic` has an i for each italic letter, and is empty where there are none."""
+    """A line of rendered text. `italic` has an "i" at the position of each italic letter; it is empty if there are
+    none."""
 
     text: str
     italic: str = ""
@@ -107,7 +108,7 @@ NO_LINE = Line("")
 
 
 def decode(raw: str) -> Line:
-    """Return the line without overstriking: `_`, backspace, `x` is an italic x."""
+    """Return the line without overstriking: `_`, backspace, `x` becomes an italic x."""
     if "\b" not in raw:
         return Line(raw.rstrip())
     letters, italic, at = list[str](), list[str](), 0
@@ -124,9 +125,9 @@ def decode(raw: str) -> Line:
 
 
 def page_of(lines: Sequence[Line], path: Path, label: str, *, command: str | None) -> DocPage:
-    """Return the page of rendered lines. `command`: its name, if its section documents what is typed.
+    """Return a page made of rendered lines. `command`: its name, if the page documents a command that is typed.
 
-    Raises NotUnderstood when it documents nothing.
+    Raises NotUnderstood if the page documents nothing.
     """
     text = "\n".join(line.text for line in lines)
     sections = list(_sections(lines))

@@ -50,7 +50,7 @@ class DocPage:
 
     @property
     def called(self) -> str:
-        """Return the subject of a question: the command, else the page."""
+        """Return the name by which a question refers to the page: the command, else the page's name."""
         return self.command or re.sub(r"\([18]\w*\)$", "", self.label)
 
     @cached_property
@@ -60,5 +60,5 @@ class DocPage:
 
 
 def options_in(text: str) -> frozenset[str]:
-    """Return options as a reader finds them; a value after = is not part of one."""
+    """Return the options in a text, without the values after `=`."""
     return frozenset(option.rstrip(".-") if len(option) > 2 else option for option in _OPTION.findall(text))

@@ -173,7 +173,7 @@ _SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
 def spelled_option(page: DocPage, entry: DocEntry) -> str:
     """Return an option as a user types it, with a placeholder for its argument: `--limit=NUM`.
 
-    "" if that is unknown: the option may need another one, or a sub-command.
+    Return "" if that is unknown, because the option may require another option or a sub-command.
     """
     needs_more = bool(options_in(entry.text) - {*entry.names}) or page.has_commands
     forms = [re.sub(r"\[[^\]]*\]", "", form).strip() for form in re.split(r", | \| ", entry.usage)]

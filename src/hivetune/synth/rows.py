@@ -42,10 +42,10 @@ DRAFT_REASONS: Mapping[str, str] = {
 def make_rows(
     packs: Sequence[Pack], library: Library, out: Path, *, rows: int, seed: int, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Write `out`, or leave what was there; return the document of `--json`.
+    """Write the rows to `out` and return the document of `--json`. If an error occurs, `out` is not changed.
 
-    Frozen questions are not asked. Raises DataRefused when no row could be made, OSError, and MachineNotFit without
-    bash, whose grammar decides what parses.
+    Frozen questions are not asked. Raises DataRefused if no row could be made, OSError, and MachineNotFit without bash,
+    whose parser checks commands.
     """
     check = DraftCheck()
     categories = [_Category(pack, library.sources_of(pack), seed) for pack in packs]
@@ -172,15 +172,15 @@ def _key(seed: int, text: str) -> int:
 
 
 class DraftCheck:
-    """The check of a draft, given the drafts that passed before it."""
+    """The check of drafts. It remembers those that passed, so that no question is asked twice."""
 
     def __init__(self) -> None:
         self._frozen = frozen_hashes()
         self._asked: set[tuple[str, str]] = set()
 
     def reason_against(self, draft: Draft, page: DocPage) -> str | None:
-        """Return the first reason to reject a draft, or None; then the draft counts as asked. Raises MachineNotFit
-        without bash."""
+        """Return the first reason to reject a draft, or None, after which the draft counts as asked. Raises
+        MachineNotFit without bash."""
         text = f"{draft.question} {draft.answer}"
         asked = draft.kind, " ".join(draft.passage.split())
         fits = MIN_ANSWER_CHARS <= len(draft.answer.strip()) <= MAX_ANSWER_CHARS

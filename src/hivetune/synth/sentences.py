@@ -64,7 +64,8 @@ def sentences(text: str) -> list[str]:
 
 
 def excerpt(text: str, longest: int = MAX_TOLD_CHARS) -> str:
-    """Return the first whole sentences that fit and need nothing else of the page; empty if there are none."""
+    """Return as many of the first sentences as fit into `longest` characters and can be understood alone; "" if there
+    are none."""
     if _POINTING.match(text.lstrip()):
         return ""
     text_so_far = ""
@@ -78,22 +79,19 @@ def excerpt(text: str, longest: int = MAX_TOLD_CHARS) -> str:
 
 
 def balanced(text: str) -> bool:
-    """Return whether brackets close: a sentence that was cut or read wrongly has one open."""
+    """Return whether all brackets are closed; if not, the sentence was cut or read wrongly."""
     return text.count("(") == text.count(")") and text.count('"') % 2 == 0 and text.count("[") == text.count("]")
 
 
 def capital(text: str) -> str:
-    """Return the text with a capital letter in front, where the first word is plain English and not a name such as
-    ssh.
-    """
+    """Return the text with its first letter in upper case, unless the first word is a name such as ssh."""
     first = text.split(" ", 1)[0].rstrip(",")
     return text[:1].upper() + text[1:] if first in word_list("starts") or imperative(first) else text
 
 
 def action_phrase(text: str) -> str:
-    """Return a description as an imperative without a full stop: `show only the unit states`; empty if there is no verb
-    for it.
-    """
+    """Return a description as an imperative without a full stop, such as `show only the unit states`; "" if it does not
+    begin with a verb."""
     first = next(iter(sentences(text)), "")
     first = _SEE.sub("", _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip())
     if len(first) > MAX_DEED_CHARS or len(first) < MIN_SENTENCE_CHARS or _DANGLING.search(first) or not balanced(first):
@@ -108,7 +106,7 @@ def action_phrase(text: str) -> str:
 
 
 def imperative(word: str) -> str:
-    """Return the base form of a verb that a description begins with; empty for any other word."""
+    """Return the base form of a verb with which a description begins; "" for any other word."""
     plain = word.lower()
     if not plain.isalpha():
         return ""

@@ -39,7 +39,7 @@ def main(task: Merge, heartbeat: Heartbeat) -> dict[str, str]:
 class Part(NamedTuple):
     """The change of one stored weight by an adapter: scale * B A, with A [R, I] and B [O, R].
 
-    transposed: the file stores the weight as [I, O], so A and B have changed places.
+    transposed: the file stores the weight as [I, O], so A and B are exchanged.
     """
 
     a: Tensor

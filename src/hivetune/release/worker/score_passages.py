@@ -1,8 +1,8 @@
-"""The engine's scores of given tokens: the log-probability of each, and of the likeliest tokens at its place.
+"""The training engine's log-probabilities of given tokens, and of the most likely tokens at the same positions.
 
-They are computed with the adapter beside the base, as in training, and with the base alone.
+They are computed with the adapter on its base, as in training, and with the base alone.
 
-Shapes: L positions, P places, V vocabulary, K likeliest tokens.
+Shapes: L positions, P compared positions, V vocabulary, K most likely tokens.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def main(task: ScorePassages, heartbeat: Heartbeat) -> dict[str, Any]:
 
 @torch.no_grad()
 def score_all(module: nn.Module, passages: Sequence[Passage], top: int, heartbeat: Heartbeat) -> list[list[Any]]:
-    """Return [log-probability, [[token, log-probability], ...]] of each place of each passage."""
+    """Return [log-probability, [[token, log-probability], ...]] for each compared position of each passage."""
     scores: list[list[Any]] = []
     for passage in passages:
         tokens_1L = torch.tensor([passage.tokens])

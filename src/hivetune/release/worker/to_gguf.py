@@ -90,9 +90,8 @@ def write(task: WriteGguf, heartbeat: Heartbeat) -> None:
 
 
 def stage(model: Path, weights: Path, folder: Path) -> None:
-    """Write the scripts' input `folder` from a prepared model, with its own or merged weights. Raises UsageError for a
-    model without an end token of an answer, whose export would never stop.
-    """
+    """Write the folder that llama.cpp's scripts read, from a prepared model with its own or merged weights. Raises
+    UsageError for a model without an end token, because its export would never stop."""
     shutil.copytree(weights.resolve(), folder, copy_function=os.symlink, ignore=shutil.ignore_patterns(NAMED_TEMPLATES))
     document, template = read_json(model / TOKENIZER), (model / TEMPLATE).read_text(encoding="utf-8")
     files = {
@@ -165,7 +164,7 @@ def tokenizer_settings(model: Path, document: Mapping[str, Any]) -> dict[str, An
 
 
 def adds_space_prefix(document: Mapping[str, Any]) -> bool:
-    """Return whether the tokenizer puts a space before every text segment (as Llama 2's does)."""
+    """Return whether the tokenizer puts a space before every text segment, as Llama 2's does."""
     # Metaspace's "first" prepends at the start of the text only, where a chat prompt has a special token.
     steps = json.dumps([document.get("normalizer"), document.get("pre_tokenizer")])
     return '"Prepend"' in steps or '"prepend_scheme": "always"' in steps
@@ -207,7 +206,7 @@ def sentencepiece_model(document: Mapping[str, Any]) -> bytes:
 
 
 def model_name(model: Path) -> str:
-    """Return the base model's name, changed if llama.cpp would derive special tokens from it."""
+    """Return the base model's name, changed if llama.cpp would infer wrong special tokens from it."""
     added = read_json(model / TOKENIZER).get("added_tokens") or []
     name, tokens = display_name(model), {token["content"]: token for token in added}
     strips = any(token.get("special") and token.get("rstrip") for token in tokens.values())

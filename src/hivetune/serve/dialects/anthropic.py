@@ -20,7 +20,7 @@ _BILL = "x-anthropic-billing-header:"
 
 
 def read(document: Mapping[str, Any], recall: Recall) -> Read:
-    """Return the request to be answered, or the one whose tokens are to be counted."""
+    """Return the request to answer, or the request whose tokens are to be counted."""
     given = Given(document)
     chat = given.fields(_NAMES) | {"tools": given.tools("custom", "input_schema")}
     chat["stop"] = chat["stop"] or None

@@ -12,9 +12,9 @@ from hivetune.serve.request import Block, Read, Request, Writer, data, error_bod
 
 
 class Given:
-    """An object of a request, whose keys are taken one by one; `done` refuses the keys that are left in it or inside
-    it. Values are checked later, as chat fields. `ignored`: the hints that were sent.
-    """
+    """An object of a request, from which keys are taken one by one. `done` refuses the request if keys are left in this
+    object or in one inside it. Values are checked later, as chat fields. `ignored`: hints that were sent and have no
+    effect."""
 
     def __init__(self, value: Any, path: str = "", root: "Given | None" = None):
         if not isinstance(value, dict):
@@ -52,9 +52,8 @@ class Given:
         return known or Given(self.take(key) or {}, self.at(key), self._root)
 
     def fields(self, names: Mapping[str, str]) -> dict[str, Any]:
-        """Return chat fields. `names`: the API's name of each; `options.stop` is the key `stop` of the object
-        `options`.
-        """
+        """Return the fields of this object as chat fields. `names`: chat field -> the API's name; `options.stop` is the
+        key `stop` of the object `options`."""
         places = {name: own.rpartition(".") for name, own in names.items()}
         return {name: (self.inner(at) if at else self).take(key) for name, (at, _, key) in places.items()}
 

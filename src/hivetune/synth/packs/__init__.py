@@ -34,7 +34,7 @@ class WrittenFact:
 
 @dataclass(frozen=True)
 class Pack:
-    """A category. Its fields are the keys of a pack's TOML."""
+    """A category of rows and its sources. Its fields are the keys of a pack's TOML file."""
 
     category: str
     title: str = ""
@@ -90,7 +90,7 @@ SHARES = (Path("/usr/local/share"), Path("/usr/share"))
 
 @dataclass(frozen=True)
 class Library:
-    """The places of pages; `help_of`: commands that the user named, since no other is run."""
+    """The places where pages are looked for. `help_of`: commands that the user named; no other command is run."""
 
     help_of: tuple[str, ...] = ()
 
@@ -115,9 +115,9 @@ class Library:
         return list(reversed(unique.values()))
 
     def find_manuals(self, reference: str) -> Iterator[DocSource]:
-        """Find `systemctl(1)`, or with wildcards `systemd.*(5)`.
+        """Yield the manual pages that `reference` names: `systemctl(1)`, or with wildcards `systemd.*(5)`.
 
-        A page that is an alias or link of another comes once. Raises UsageError.
+        A page that is an alias of another, or a link to it, is yielded once. Raises UsageError.
         """
         match = _REFERENCE.fullmatch(reference)
         if match is None:
@@ -132,7 +132,8 @@ class Library:
         yield from resolved.values()
 
     def find_documents(self, pattern: str) -> Iterator[DocSource]:
-        """Find a folder or file; a relative one is looked for below usr/share/doc. It may have wildcards."""
+        """Yield the documents of a file or folder; a relative path is looked for below usr/share/doc. It may have
+        wildcards."""
         path = expanded(pattern)
         below_doc = [text for share in SHARES for text in sorted(glob(str(share / "doc" / path)))]  # absolute: the path
         for found in [path] if path.exists() else [*map(Path, dict.fromkeys(below_doc))]:
@@ -142,7 +143,7 @@ class Library:
                     yield DocSource("document", below, file)
 
     def find_help(self, command: str) -> Iterator[DocSource]:
-        """Find a command for its help."""
+        """Yield a command as the source of a help page, if it is installed."""
         # Only what the user named with --run-help is run.
         program = shutil.which(command.split()[0])
         if program is not None and {command, command.split()[0]} & {*self.help_of}:
@@ -150,11 +151,11 @@ class Library:
 
 
 def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack], Library]:
-    """Return the packs that the command line names, and where to look for their pages.
+    """Return the packs that the command line names, and the places of their pages.
 
-    A category that is shipped, a user's pack, or a folder of documents (a pack of its own). `help_of`: commands whose
-    help may be read; one that no pack names is a category of its own.
-    Without a category all shipped packs count. Raises UsageError.
+    A name is a shipped category, a user's pack, or a folder of documents, which becomes a pack of its own. Without a
+    name all shipped packs are used. `help_of`: commands whose help may be read; one that no pack names becomes a
+    category of its own. Raises UsageError.
     """
     shipped = {pack.category: pack for pack in shipped_packs()}
     named: list[Pack] = []
