@@ -15,10 +15,11 @@ CONVERTER := $(BIN)/hivetune fetch llama.cpp > /dev/null
 # Containers and CI often set it. Without kept bytecode each process that imports torch and transformers compiles their
 # 3,000 modules again: 19 instead of 8 processor seconds, and the tests start about 400 such processes.
 export PYTHONDONTWRITEBYTECODE :=
-# One worker more than cores, four at most: many tests wait for servers, kills and clocks. Each holds about 1.3 GB. The
-# tests of a file stay in one worker and in their order, so what a file's tests share is made once; tests/conftest.py puts
-# the long files first. No test relies on a quiet machine: all passed beside other work at a load of 12 on 2 cores.
-WORKERS ?= -n $(shell nproc | awk '{print ($$1 < 3 ? $$1 + 1 : 4)}') --dist loadfile --no-loadscope-reorder
+# Two workers more than cores, four at most: many tests wait for servers, kills and clocks, and with one more than cores a
+# fifth of two cores was idle. Each holds about 1 GB. The tests of a file stay in one worker and in their order, so what
+# a file's tests share is made once; tests/conftest.py puts the long files first. No test relies on a quiet machine: all
+# passed beside other work at a load of 12 on 2 cores.
+WORKERS ?= -n $(shell nproc | awk '{print ($$1 < 3 ? $$1 + 2 : 4)}') --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo check test corpus site size proof lint clean
 

@@ -96,12 +96,20 @@ def _without_a_skip(report: Report) -> Report:
     return report
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Let all workers of pytest-xdist have one fork server: each would load torch and transformers for 4 s."""
+    if "not slow" not in node.config.option.markexpr:
+        FORKS.begin()
+        node.workerinput["forks"] = FORKS.serve(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"))
+
+
 @pytest.fixture(scope="session", autouse=True)
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def forks(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
     """One process imports torch and transformers for all tasks that the tests of this process start."""
     # What tests make the same each time is made once, and copied (serve/hive.py).
     os.environ["HIVETUNE_TEST_COMMON"] = str(common_folder(tmp_path_factory) / "common")
-    FORKS.begin()
+    FORKS.begin(getattr(pytestconfig, "workerinput", {}).get("forks"))
     with mock.patch.object(parent, "start_process", FORKS.start_process):
         yield
 

@@ -1,5 +1,5 @@
 """Tests start hundreds of processes that import torch (1.4 s each) and transformers (2.5 s more). Here the standard
-library's fork server does it once, and each of them is a fork.
+library's fork server does it once, for all workers of pytest-xdist, and each of them is a fork.
 
 A forked task does what `python -m hivetune.process MODULE TASK.json HEARTBEAT` does, a forked script what `python -c`
 does, and its own tasks are forks too. Tests about processes, and children with variables that libraries read when they
@@ -89,9 +89,26 @@ class Forks:
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         self._variables, self._runs = dict(variables or {}), variables is not None
 
-    def begin(self) -> None:
-        """Let the server have this process's variables, without what a test changes later."""
+    def begin(self, address: str | None = None) -> None:
+        """Let the server have this process's variables, without what a test changes later. `address`: of a server that
+        another process has started with the same ones."""
         self._variables = _read_early(child_environment({}))
+        if address is not None:
+            server = forkserver._forkserver
+            # The server gets both ends of what it listens to from whoever started it.
+            server._forkserver_address, server._forkserver_alive_fd = address, os.open(os.devnull, os.O_RDONLY)
+            server.ensure_running = lambda: None
+            self._runs = True
+
+    def serve(self, **variables: str) -> str:
+        """Start the server, with these variables besides this process's own; return its address."""
+        if not self._runs:
+            assert all(map(importlib.util.find_spec, _PRELOADED))
+            _CONTEXT.set_forkserver_preload(list(_PRELOADED))
+            with mock.patch.dict(os.environ, {**self._variables, **variables, **_EARLY}, clear=True):
+                forkserver.ensure_running()
+            self._runs = True
+        return str(forkserver._forkserver._forkserver_address)
 
     def start_process(
         self, module: str, task_file: Path, log: IO[bytes], heartbeat: int, environment: Mapping[str, str | None]
@@ -109,12 +126,8 @@ class Forks:
     def _can_fork(self, variables: Mapping[str, str]) -> bool:
         if _read_early(variables) != self._variables:
             return False
-        if not self._runs and threading.current_thread() is threading.main_thread():
-            assert all(map(importlib.util.find_spec, _PRELOADED))
-            _CONTEXT.set_forkserver_preload(list(_PRELOADED))
-            with mock.patch.dict(os.environ, {**self._variables, **_EARLY}, clear=True):
-                forkserver.ensure_running()
-            self._runs = True
+        if threading.current_thread() is threading.main_thread():
+            self.serve()
         return self._runs
 
     def _fork(

@@ -91,7 +91,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.dict(os.environ, HIVETUNE_HOME=str(folder / "home")),
-        mock.patch.object(evaluate, "AGAIN_AFTER_S", 0.0),  # six prompts are too few for times, however often
+        mock.patch.object(evaluate, "AGAIN_AFTER_S", 0.0),
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -105,6 +105,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 @pytest.fixture
 def place(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Workplace:
     monkeypatch.setenv("HIVETUNE_HOME", str(workplace.folder / "home"))
+    monkeypatch.setattr(evaluate, "AGAIN_AFTER_S", 0.0)  # six prompts are too few for times, however often
     return workplace
 
 

@@ -7,9 +7,11 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from command import hivetune
 from cycle.small import NAME, append_rows, make_config, make_rows
 from serve.hive import add_release
@@ -17,16 +19,18 @@ from serve.hive import add_release
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock
 from hivetune.base.journal import read_journal
+from hivetune.cli.output import MODE
+from hivetune.cli.serve import _run as run_loop
 from hivetune.config import load_config
 from hivetune.cycle import loop as loops
 from hivetune.cycle import stations
-from hivetune.cycle.loop import COOL_S, MAX_SENTENCE_CHARS, RETRY_S, Loop, look, notice, opened, send_notice
+from hivetune.cycle.loop import COOL_S, MAX_SENTENCE_CHARS, RETRY_S, Look, Loop, look, notice, opened, send_notice
 from hivetune.cycle.record import CycleRow, Domain, begin_cycle, cycles_of, end_cycle, loop_folder, trained_rows
 from hivetune.cycle.rows import RowsNow
 from hivetune.cycle.stations import Work, ensure_run
 from hivetune.data.forget import forget
 from hivetune.data.prepare.prepare import check
-from hivetune.errors import DataRefused, MachineNotFit
+from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit
 from hivetune.run.folder import read_resolved
 
 CYCLE = CycleRow("a1", NAME, 10.0, "rows", {"model": "tiny"}, None)
@@ -252,6 +256,19 @@ def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_hom
     assert notices(tmp_path) == [f"Hivetune: {label} was rolled back: {REFUSAL}" for label in labels[:2]]
     said = "1 rated answer that the gateway captured is not learned: data.path has no `store`"
     assert [entry["words"] for entry in told("problem")] == [said]
+
+
+def test_a_loop_that_failed_prints_one_document(
+    own_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It printed its result, and the error as a second document behind it: no JSON."""
+    monkeypatch.setattr(MODE, "json", True)
+    failure = DoesNotFit("the disk broke")
+    loop = SimpleNamespace(name="helpdesk", failure=failure, run=lambda once: Look("wait", "train failed"))
+    with pytest.raises(typer.Exit) as raised:
+        run_loop(loop, once=True)  # type: ignore[arg-type]
+    document = json.loads(capsys.readouterr().out)
+    assert (raised.value.exit_code, document["name"], document["error"]["message"]) == (5, "helpdesk", "the disk broke")
 
 
 @pytest.mark.slow

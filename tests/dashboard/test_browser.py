@@ -120,6 +120,10 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
             for (_, drawn), (_, loss) in zip(drawn_loss(page), truth, strict=True):
                 assert drawn == pytest.approx(loss, abs=0.01)  # a tenth of a pixel of 186 for about 2 nats
             tabs.close()
+            plain = Tabs(browser, shown.url, f"login?token={shown.token}", java_script_enabled=False)
+            plain.page.goto(f"{shown.url}runs/{run_id(going)}")
+            assert points(plain.page) == 90 and plain.page.locator("svg.chart").count() == 5
+            plain.close()
 
 
 def test_a_hundred_answers_are_reviewed_by_keyboard_alone(browser: Browser, own_home: Path, tmp_path: Path) -> None:

@@ -217,8 +217,11 @@ def test_the_token_is_traded_for_a_cookie_that_no_script_reads(guarded: Guarded)
         assert refused.status_code == (401 if wrong else 200) and "set-cookie" not in refused.headers
         cookie = f"{cookie_name()}={urllib.parse.quote(wrong)}"
         assert ask(guarded, "/dashboard/runs", headers={"Cookie": cookie}).status_code == 303
+    signed_in = {"Cookie": f"{cookie_name()}={value}"}
+    left = ask(guarded, "/dashboard/logout", "POST", headers=signed_in, data={"token": form_token("/logout")})
+    assert left.headers["location"] == "/dashboard/login" and "Max-Age=0" in left.headers["set-cookie"]
     dashboard_token(new=True)  # everybody is signed out
-    assert ask(guarded, "/dashboard/runs", headers={"Cookie": f"{cookie_name()}={value}"}).status_code == 303
+    assert ask(guarded, "/dashboard/runs", headers=signed_in).status_code == 303
 
 
 @pytest.mark.parametrize("path", ["/login", "/logout", "/data/forget"])

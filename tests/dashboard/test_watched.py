@@ -1,6 +1,7 @@
 """Runs that are watched: whatever is appended, torn, taken back or rewritten, the reading equals the file; and what is
-drawn are few points with every extreme."""
+drawn are few points with every extreme, in plots that a strict content policy does not refuse."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.base.journal import Journal, JournalPlace, Replaced, read_journal
+from hivetune.dashboard.plot import Curve, plot, round_ticks
 from hivetune.dashboard.watched import MAX_BUCKETS, Series, WatchedRun, smoothed
 from hivetune.run.folder import METRICS
 from hivetune.run.status import run_status
@@ -98,3 +100,24 @@ def test_buckets_hold_every_point_once(values: list[float]) -> None:
     total = sum((last - before) * bucket.mean for before, last, bucket in zip(steps, steps[1:], buckets, strict=False))
     assert total == pytest.approx(sum(values), abs=1e-9 * 1e6 * len(values))
     assert all(min(values) - 1e-6 <= mean <= max(values) + 1e-6 for _, mean in smoothed(buckets))
+
+
+def test_a_plot_is_within_its_frame_and_escaped() -> None:
+    hostile = '<script>"&'
+    points = [(float(x), 3.0 / (x + 1)) for x in range(100)]
+    drawn = plot(hostile, "falls", [Curve(hostile, "raw", points, [(x, y - 1, y + 1) for x, y in points])])
+    places = [
+        tuple(map(float, pair.split(","))) for text in re.findall(r' points="([^"]+)"', drawn) for pair in text.split()
+    ]
+    assert len(places) == 100 + 200
+    assert all(58 <= x <= 710 and 10 <= y <= 196 for x, y in places)
+    assert "<script" not in drawn and "&lt;script&gt;" in drawn
+    assert "style=" not in drawn and "onclick" not in drawn
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(0, 10, [0, 2, 4, 6, 8, 10]), (1.9, 3.4, [2, 2.5, 3]), (0, 1e9, [0, 2e8, 4e8, 6e8, 8e8, 1e9]), (3, 3, [3])],
+)
+def test_ticks_are_round(low: float, high: float, ticks: list[float]) -> None:
+    assert round_ticks(low, high) == pytest.approx(ticks)

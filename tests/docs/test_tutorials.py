@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import hivetune
 from data.models import make_family
+from once import copy_of
 from train.worker.models import as_source
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "tools" / "samples.py"
 TUTORIALS = ["tutorial-chats", "tutorial-agent", "tutorial-csv"]
 HUB = "Qwen/Qwen2.5-0.5B-Instruct"  # no test has a network: a small random model with its template stands in for it
 # What a page says that a command prints.
@@ -45,17 +49,23 @@ def commands(page: str) -> list[str]:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, own_home: Path, smollm2: Path) -> Callable[[str], str]:
-    """Runs a line with `hivetune` and the repository's `tools` at hand; what it prints. Fails with the line."""
+def work(tmp_path: Path, own_home: Path, smollm2: Path) -> Path:
+    """A reader's folder, with the repository's `tools` and the demo model at hand."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "tools").symlink_to(ROOT / "tools")
+    shutil.copytree(smollm2, own_home / "models" / "smollm2-135m", copy_function=os.link)
+    return work
+
+
+@pytest.fixture
+def shell(tmp_path: Path, work: Path) -> Callable[[str], str]:
+    """Runs a line with `hivetune` and `python` at hand; what it prints. Fails with the line."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, arguments in (("hivetune", "-m hivetune"), ("python", "")):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (programs / name).chmod(0o755)
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "tools").symlink_to(ROOT / "tools")
-    shutil.copytree(smollm2, own_home / "models" / "smollm2-135m", copy_function=os.link)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
 
     def run(line: str) -> str:
@@ -75,12 +85,18 @@ def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", TUTORIALS)
-def test_the_look_at_the_rows(page: str, shell: Callable[[str], str], with_tools: Path) -> None:
-    """Up to the training."""
-    lines = [line.replace(HUB, str(with_tools)) for line in commands(page)]
+def test_the_look_at_the_rows(page: str, work: Path, with_tools: Path) -> None:
+    """Up to the training, in this process."""
+    first, *lines = commands(page)
     looks = lines[: next(n for n, line in enumerate(lines) if line.startswith("hivetune train"))]
-    assert len(looks) >= 4
-    printed = "".join(shell(line) for line in looks)
+    assert first == "python tools/samples.py samples" and len(looks) >= 3
+    copy_of("samples", lambda folder: subprocess.run([sys.executable, SAMPLES, folder], check=True), work / "samples")
+    printed = ""
+    for line in looks:
+        program, *arguments = shlex.split(line.replace(HUB, str(with_tools)))
+        done = hivetune(*arguments, cwd=work)
+        assert (program, done.returncode) == ("hivetune", 0), f"{line}\n{done.stdout}{done.stderr}"
+        printed += done.stdout + done.stderr
     assert [words for words in SAYS[page] if words not in printed] == []
 
 

@@ -1,4 +1,5 @@
-"""The figures of a run in each tool, as the tool itself reads them. TensorBoard's: train/worker/test_train.py."""
+"""What a run folder says of its settings, and the figures of a run in each tool, as the tool itself reads them.
+TensorBoard's: train/worker/test_train.py."""
 
 import json
 import os
@@ -13,9 +14,9 @@ import pytest
 from hivetune.base.disk import write_json
 from hivetune.base.journal import Journal
 from hivetune.config import parse_config
-from hivetune.run.choices import Choices
+from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.figures import figures_of, missing_tools, point_of, report
-from hivetune.run.folder import write_resolved
+from hivetune.run.folder import CONFIG, read_resolved, write_resolved
 
 # What each tool needs, as pyproject.toml's extras name it. Installed for the proof alone: together 90 packages.
 NEEDS = {"mlflow": ["mlflow-skinny", "sqlalchemy", "alembic"], "trackio": ["trackio"], "wandb": ["wandb"]}
@@ -61,6 +62,7 @@ while place + 7 <= len(data):  # LevelDB's log: blocks of 32 KiB; a record is wh
                 found[key].append((record.history.step.num, items[name]))
 print(json.dumps(found))
 """
+SETTINGS = parse_config({"model": "tiny", "data": {"path": "rows.jsonl"}, "lora": {"r": 4}}, "test")
 READERS = {"mlflow": READ_MLFLOW, "trackio": READ_TRACKIO, "wandb": READ_WANDB}
 
 
@@ -111,6 +113,28 @@ def losses(run: Path) -> dict[str, list[tuple[int, float]]]:
         if entry["event"] in found:
             found[entry["event"]].append((entry["step"], entry["loss"]))
     return found
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    choices = Choices(device="cuda:1", dtype="bfloat16", threads=3, kernels="torch", halvings=0)
+    write_resolved(tmp_path, SETTINGS, choices)
+    assert read_resolved(tmp_path) == (SETTINGS, choices)
+
+
+def test_whom_a_cycle_tells_is_not_written(tmp_path: Path) -> None:
+    """A run folder is copied into releases, and a command may name an address at which anybody can post."""
+    cycle = {"name": "demo", "notify": ["curl", "https://hooks.example.org/whisper"]}
+    settings = parse_config({**SETTINGS.model_dump(mode="json"), "cycle": cycle}, "test")
+    write_resolved(tmp_path, settings, NO_CHOICES)
+    text = (tmp_path / CONFIG).read_text()
+    assert "whisper" not in text and "example.org" not in text
+    assert read_resolved(tmp_path)[0].cycle.name == "demo"
+
+
+def test_changes_win_and_leave_the_rest() -> None:
+    settled = Choices(device="cpu", dtype="bfloat16", halvings=1)
+    assert settled.updated(Choices(dtype="float32", halvings=0)) == Choices(device="cpu", dtype="float32", halvings=0)
+    assert settled.updated(NO_CHOICES) == settled
 
 
 def test_a_step_that_lost_all_its_rows_and_other_events_are_no_points() -> None:

@@ -50,11 +50,14 @@ def texts_of(running: Running) -> dict[str, str]:
     assert response.status == "incomplete" and response.model == message.model == "helpdesk@1"
     with gpt.responses.stream(model="helpdesk", input="hello", max_output_tokens=6) as events:
         said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    chunks = list(gpt.chat.completions.create(model="helpdesk", messages=[ASKED], max_tokens=6, stream=True))
+    assert {(chunk.system_fingerprint, chunk.id) for chunk in chunks} == {("helpdesk@1", chunks[0].id)}
     assert [model.model for model in llama.list().models] == ["helpdesk", "helpdesk@1", "helpdesk@2", "base"]
     shown = llama.show("helpdesk:latest")
     assert "completion" in (shown.capabilities or ()) and (shown.modelinfo or {})["hivetune.context_length"] == 256
     return {
         "chat": running.chat("hello", "helpdesk", max_tokens=6)["choices"][0]["message"]["content"],
+        "chat, streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
         "messages": "".join(block.text for block in message.content if block.type == "text"),
         "messages, streamed": streamed,
         "responses": response.output_text,

@@ -21,6 +21,7 @@ HEADERS = {"Authorization": "Bearer token-a"}
 async def test_a_refused_host_is_told_how_to_allow_it(stage: Stage) -> None:
     answer = await stage.client.get("/health", headers={**HEADERS, "Host": "box.lan:8642"})
     assert answer.status_code == 421 and "--allow-host box.lan:8642" in answer.json()["error"]["message"]
+    assert run.own_hosts(("box", "::1"), 80) == {"box:80", "box", "[::1]:80", "[::1]"}  # clients leave 80 out
 
 
 @on_stage()

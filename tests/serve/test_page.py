@@ -29,7 +29,7 @@ class Person(Tabs):
     """A person with a token at the chat page."""
 
     def __init__(self, browser: Browser, url: str):
-        super().__init__(browser, url)
+        super().__init__(browser, url, viewport={"width": 400, "height": 700})  # of a phone
         self.token = new_token()
         self.page.wait_for_selector("#login:visible")
 
@@ -107,10 +107,11 @@ def test_what_a_model_says_is_text_and_a_failure_gives_the_question_back(browser
     person = Person(browser, stubbed.url)
     page = person.page
     person.sign_in()
-    person.is_answered(piece(HOSTILE), "[DONE]", release="<b>helpdesk</b>")
+    person.is_answered(piece(HOSTILE), piece("x" * 3000), "[DONE]", release="<b>helpdesk</b>")
     person.ask("go")
     page.wait_for_selector(".meta")
-    assert page.text_content(".turn.assistant pre") == HOSTILE
+    assert page.text_content(".turn.assistant pre") == HOSTILE + "x" * 3000
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
     assert page.text_content(".meta span") == "<b>helpdesk</b>"
     assert page.locator("img, .turn b, .turn script").count() == 0
     person.is_answered(json.dumps({"error": {"message": "<i>the model server is lost</i>"}}))
