@@ -41,6 +41,7 @@ def test_models_that_always_agree_are_not_known_to_be_equal() -> None:
 
 def test_a_few_rows_give_no_interval() -> None:
     assert jackknife(paired_rows(1, 4, 0.0), loss_difference).interval is None
+    assert jackknife(paired_rows(1, 5, 0.0), loss_difference).interval is not None
     assert paired_proportions([True] * 4, [False] * 4, range(4)).interval is None
     assert paired_proportions([], [], []).interval is None
 

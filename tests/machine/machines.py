@@ -64,11 +64,7 @@ def seen_from(fake: Fake, root: Path) -> Surroundings:
         files |= _gpu(number, gpu)
     site = root / "site"
     _install(site, fake)
-    for name, content in {**files, **fake.files}.items():
-        if name not in fake.without:
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8", errors="surrogatepass")
+    write_tree(root, {name: text for name, text in {**files, **fake.files}.items() if name not in fake.without})
     for number, gpu in enumerate(fake.gpus):
         for node in (f"card{number}", f"renderD{128 + number}"):
             link = root / f"sys/class/drm/{node}/device"
@@ -84,6 +80,15 @@ def seen_from(fake: Fake, root: Path) -> Surroundings:
         folder=root / "home",
         python=fake.python,
     )
+
+
+def write_tree(root: Path, files: Mapping[str, str]) -> Path:
+    """Write these files below `root`, and return it."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8", errors="surrogatepass")
+    return root
 
 
 def _system(fake: Fake) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from machines import GIB, write_tree
 
 from hivetune.base.kernel import usable_cores
 from hivetune.errors import UsageError
@@ -10,20 +11,11 @@ from hivetune.machine.cards import known_card, similar_card
 from hivetune.machine.inventory import Card, Machine, as_torch_sees, read_machine
 from hivetune.machine.profile import Profile, profile_path, read_profile, write_profile
 
-GIB = 1 << 30
 MEMINFO = f"MemTotal: {64 * GIB // 1024} kB\nMemFree: 1 kB\nMemAvailable: {60 * GIB // 1024} kB\n"
 CPUINFO = "processor\t: 0\nmodel name\t: AMD EPYC 7763\nflags\t\t: fpu sse avx fma avx2 avx512_bf16\n\nprocessor\t: 1\n"
 CGROUPS, OLD = "sys/fs/cgroup", "sys/fs/cgroup/memory/memory"
 JOB = {"proc/self/cgroup": "0::/user.slice/job\n"}
 OLD_JOB = {"proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n"}
-
-
-def a_tree(root: Path, files: dict[str, str]) -> Path:
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return root
 
 
 @pytest.mark.parametrize(
@@ -49,7 +41,7 @@ def a_tree(root: Path, files: dict[str, str]) -> Path:
 def test_memory_is_the_machines_or_what_the_cgroups_leave(
     files: dict[str, str], total_gib: int, available_gib: int, limit: str, tmp_path: Path
 ) -> None:
-    root = a_tree(tmp_path, {"proc/meminfo": MEMINFO, "proc/cpuinfo": CPUINFO, **files})
+    root = write_tree(tmp_path, {"proc/meminfo": MEMINFO, "proc/cpuinfo": CPUINFO, **files})
     machine = read_machine(root, tmp_path)
     assert (machine.memory_bytes, machine.available_bytes) == (total_gib * GIB, available_gib * GIB)
     assert machine.memory_limit == limit
@@ -76,7 +68,7 @@ def test_the_quota_of_every_cgroup_above_counts(
 ) -> None:
     """systemd's CPUQuota is of the service's own cgroup, which was never read."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    assert usable_cores(a_tree(tmp_path, {"proc/self/cgroup": cgroup, **files})) == cores
+    assert usable_cores(write_tree(tmp_path, {"proc/self/cgroup": cgroup, **files})) == cores
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,9 @@
 import os
 from pathlib import Path
 
+from machines import write_tree
+
 from hivetune.machine.telemetry import KernelLog, oom_kills, resident_bytes, sample
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def test_a_sample_of_this_process(tmp_path: Path) -> None:
@@ -26,7 +23,7 @@ KMSG = (
 
 
 def test_the_kernels_lines_about_this_process_and_no_other(tmp_path: Path) -> None:
-    write(tmp_path / "dev/kmsg", "3,0,0,-;amdgpu: an old line\n")
+    write_tree(tmp_path, {"dev/kmsg": "3,0,0,-;amdgpu: an old line\n"})
     log = KernelLog(tmp_path)
     with open(tmp_path / "dev/kmsg", "a") as file:
         file.write(KMSG.splitlines()[0] + "\n")
@@ -35,8 +32,7 @@ def test_the_kernels_lines_about_this_process_and_no_other(tmp_path: Path) -> No
 
 
 def test_the_kernels_count_of_kills(tmp_path: Path) -> None:
-    write(tmp_path / "proc/vmstat", "nr_free_pages 1\noom_kill 3\n")
-    write(tmp_path / "proc/self/cgroup", "0::/user.slice\n")
-    write(tmp_path / "sys/fs/cgroup/user.slice/memory.events", "low 0\noom 2\noom_kill 2\n")
+    files = {"proc/vmstat": "nr_free_pages 1\noom_kill 3\n", "proc/self/cgroup": "0::/user.slice\n"}
+    write_tree(tmp_path, {**files, "sys/fs/cgroup/user.slice/memory.events": "low 0\noom 2\noom_kill 2\n"})
     assert oom_kills(tmp_path) == 5
     assert oom_kills(tmp_path / "nothing") == 0

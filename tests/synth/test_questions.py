@@ -10,7 +10,7 @@ import pytest
 
 from hivetune.synth.page import DocEntry, DocPage
 from hivetune.synth.questions import Draft, drafts_of, spelled_option
-from hivetune.synth.rows import DRAFT_REASONS, DraftCheck
+from hivetune.synth.rows import DRAFT_REASONS, MAX_QUESTION_CHARS, DraftCheck
 from hivetune.synth.sentences import action_phrase, capital, excerpt, sentences
 
 DEEDS = {
@@ -124,6 +124,8 @@ MISSPELLED = replace(RIGHT, question="Why is `--limt` refused?", answer="It is `
         (replace(RIGHT, answer="Use `-L`: stop after NUM cells."), "unknown-option"),
         (replace(RIGHT, question="What does `--unheard-of` do in combcopy?"), "unknown-option"),
         (replace(RIGHT, answer="`"), "length"),
+        (replace(RIGHT, question="x" * MAX_QUESTION_CHARS), None),
+        (replace(RIGHT, question="x" * (MAX_QUESTION_CHARS + 1)), "length"),
         (replace(RIGHT, answer="Use `--limit`. " * 200), "length"),
         (replace(RIGHT, answer="Use `--limit`\x1b[2J to stop."), "control-character"),
         (replace(RIGHT, command="combcopy --limit 'x"), "does-not-parse"),

@@ -104,6 +104,21 @@ def test_personal_data_is_replaced(placeholder: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("number", "is_phone"),
+    [
+        ("+43 1 234 567", True),
+        ("+43 1 234 56", False),
+        ("+4312345678", True),
+        ("+431234567", False),
+        ("+431234567890123", True),
+        ("+4312345678901234", False),
+    ],
+)
+def test_a_phone_has_nine_digits_in_groups_else_ten_and_at_most_fifteen(number: str, is_phone: bool) -> None:
+    assert (redact_everything(f"call {number} now") == "call [PHONE] now") == is_phone
+
+
+@pytest.mark.parametrize(
     "text", [*NOT_FOUND, *NOT_PEOPLE, *ORDINARY, *(f"password: {one}" for one in STAND_INS.split())]
 )
 def test_ordinary_text_stays(text: str) -> None:

@@ -1,6 +1,5 @@
 """A model's name becomes one prepared folder: from the Hub, a folder, a package; bad ones are refused."""
 
-import json
 import os
 import pickle
 import shutil
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hub_server import COMMIT, serve_model
 from safetensors.torch import load_file
+from spoil import edit
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import hub_kernels
 
@@ -30,10 +30,6 @@ from hivetune.process.protocol import Outcome, PrepareModel
 def source(tiny_source: Path, tmp_path: Path) -> Path:
     """A copy that a test may spoil."""
     return Path(shutil.copytree(tiny_source, tmp_path / "source"))
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_a_folder_is_prepared_without_copying_its_weights(source: Path, tmp_path: Path) -> None:
@@ -59,7 +55,7 @@ def test_it_is_found_again_until_the_source_changes(source: Path) -> None:
     assert found is not None and found.folder == folder_for(str(source))
     (found.folder / "config.json").write_text("{}")
     assert find_prepared(str(source)) is None  # not whole any more
-    edit(source / "config.json", note="changed by its owner")
+    edit(source, note="changed by its owner")
     assert folder_for(str(source)) != found.folder
 
 
@@ -80,7 +76,7 @@ def make_pickle(folder: Path) -> None:
 
 def test_code_beside_a_known_architecture_is_not_run_and_no_obstacle(source: Path, tmp_path: Path) -> None:
     """Many repositories still carry the code from before their architecture came into transformers."""
-    edit(source / "config.json", auto_map={"AutoModelForCausalLM": "modeling_llama.Llama"})
+    edit(source, auto_map={"AutoModelForCausalLM": "modeling_llama.Llama"})
     (source / "modeling_llama.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Llama: pass\n")
     prepare_model(str(source), tmp_path / "prepared")
     assert (tmp_path / "prepared/model.safetensors").exists() and not (tmp_path / "ran").exists()
@@ -100,7 +96,7 @@ def test_no_code_is_loaded_that_a_config_names(
     monkeypatch.setattr(hub_kernels, "load_and_register_attn_kernel", load_kernel)
     monkeypatch.setattr(hub_kernels, "get_kernel", load_kernel)
     inner = {"_attn_implementation": "evil/kernels"}
-    edit(source / "config.json", **{field: inner if field == "text_config" else "evil/kernels"})
+    edit(source, **{field: inner if field == "text_config" else "evil/kernels"})
     with pytest.raises(UsageError, match="evil/kernels"):
         prepare_model(str(source), tmp_path / "prepared")
     assert loaded == []
@@ -135,7 +131,7 @@ def test_the_template_is_found_wherever_it_is_kept(template: str, source: Path, 
     if template != "jinja file":
         (source / "chat_template.jinja").unlink()
         named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": text}]
-        edit(source / "tokenizer_config.json", chat_template=named if template == "named" else text)
+        edit(source, "tokenizer_config.json", chat_template=named if template == "named" else text)
     prepare_model(str(source), tmp_path / "prepared")
     assert (tmp_path / "prepared/chat_template.jinja").read_text() == text
 

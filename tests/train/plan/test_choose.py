@@ -169,6 +169,11 @@ def test_the_workload_has_the_steps_of_the_plan(rows: int, batch: int, epochs: f
     assert planned.steps == len(plan.steps)
 
 
+def test_a_micro_batch_may_be_full() -> None:
+    step = replace(work(), lengths=(100,) * 4)
+    assert [step.micro_batches(budget) for budget in (99, 100, 199, 200, 400)] == [4, 4, 4, 2, 1]
+
+
 def a_machine(*cards: Card, isa: tuple[str, ...] = ("avx", "avx2")) -> Machine:
     return Machine("CPU", isa, 4, 16 * GB, 12 * GB, "machine", 100 * GB, cards)
 

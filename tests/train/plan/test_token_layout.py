@@ -1,9 +1,11 @@
 """Layouts of any rows: every document is found again in the flat row, and its entries stand where they belong."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.train.plan.layout import (
+    MIN_SHARED_TOKENS,
     Layout,
     Padding,
     TrimmedDocument,
@@ -61,6 +63,14 @@ def test_every_row_is_in_one_micro_batch_within_the_budget(documents, budget: in
     for batch in batches:
         size = make_layout([rows[index] for index in batch]).size
         assert size <= budget or len(batch) == 1
+
+
+@pytest.mark.parametrize(("shared", "size"), [(MIN_SHARED_TOKENS - 1, 2 * 20), (MIN_SHARED_TOKENS, 2 * 20 - 16)])
+def test_a_prefix_is_shared_from_sixteen_tokens_on(shared: int, size: int) -> None:
+    """As many tokens are counted as are computed: a micro-batch is not cut too early."""
+    rows = [trim_document([7] * shared + [end] * (21 - shared), [False] * 20 + [True]) for end in (1, 2)]
+    assert make_layout(rows).size == size
+    assert (len(split_documents(rows, size)), len(split_documents(rows, size - 1))) == (1, 2)
 
 
 def test_neighbours_that_share_more_than_their_tree_do_not_exceed_the_budget() -> None:

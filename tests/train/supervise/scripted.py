@@ -18,6 +18,9 @@ WORKER = str(Path(__file__).with_name("scripted_worker.py"))
 NUM_ROWS, BATCH = 96, 4
 HANGS = ("freeze", "hold the GIL")
 PACE = {"pace_s": 0.02}
+# In the words of real cards.
+GPU_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x7f. Reason: Page not present."
+BLAS = "CUDA error: HIPBLAS_STATUS_INTERNAL_ERROR when calling `hipblasLtMatmul` with m 8 n 412 k 896"
 # Silence of so many seconds is a hang: at once where the script hangs, never where it doesn't and the disk does. A
 # replayed row that hangs does so before its child's first item, so it ends with the time for the start.
 SILENCES_S = {True: {"hang_floor_s": 0.6, "start_timeout_s": 8}, False: {"hang_floor_s": 60, "start_timeout_s": 20}}

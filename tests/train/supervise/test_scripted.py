@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import CARD, HOST, events, make_run, supervise
+from scripted import BLAS, CARD, GPU_FAULT, HOST, events, make_run, supervise
 
 from hivetune.errors import RecoveryExhausted
 from hivetune.train.plan.steps import read_plan
@@ -13,8 +13,6 @@ from hivetune.train.plan.steps import read_plan
 pytestmark = pytest.mark.slow  # processes are started, stopped and killed
 
 MOST_RESTARTS = 6
-GPU_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x7f. Reason: Page not present."
-BLAS = "RuntimeError: CUDA error: HIPBLAS_STATUS_INTERNAL_ERROR when calling `hipblasLtMatmul` with m 8 n 412 k 896"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scripted import BATCH, NUM_ROWS
+from scripted import BATCH, BLAS, GPU_FAULT, NUM_ROWS
 from scripted_worker import applies
 
 from hivetune.train.supervise.ladder import (
@@ -23,8 +23,6 @@ from hivetune.train.supervise.ladder import (
 )
 
 STEPS = NUM_ROWS // BATCH
-GPU_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x7f. Reason: Page not present."
-BLAS = "CUDA error: HIPBLAS_STATUS_INTERNAL_ERROR when calling `hipblasLtMatmul` with m 8 n 412 k 896"
 DIAGNOSES = {
     "kill": "killed",
     "segv": "crashed",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from hivetune.base.disk import write_json, write_manifest
 from hivetune.config import LoraConfig
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.model.adapter import same_views
@@ -94,6 +95,14 @@ def write_model(folder: Path, case: str = "llama", **changes: object) -> Path:
             if name.endswith("bias") or "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
+    return folder
+
+
+def describe(folder: Path, sizes: dict[str, Any] | None = None) -> Path:
+    """Make the folder of a model a prepared one, with the sizes that were counted."""
+    described = {"schema": 1, "name": "tiny", "source": "tiny", "revision": None, "kind": "hub", "sizes": sizes}
+    write_json(folder / "hivetune.json", described)
+    write_manifest(folder, {"kind": "model"})
     return folder
 
 

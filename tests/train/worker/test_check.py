@@ -83,11 +83,12 @@ def test_wrong_kernels_give_way_to_the_plain_ones_and_those_to_transformers(
 
 
 def test_the_rows_are_short_and_few(tmp_path: Path) -> None:
-    lengths = [TOKENS + 200, 30, 20, TOKENS, 40, 50, 60]
+    lengths = [TOKENS + 200, 30, 20, TOKENS, 40, 50, 60, TOKENS - 50]
     write_snapshot(tmp_path / "snapshot", [([5] * n, [0] * (n - 2) + [1] * 2) for n in lengths])
     snapshot = open_snapshot(tmp_path / "snapshot")
     assert [d.row for d in check_documents(snapshot, [0, 1, 2, 4, 5, 6])] == [2, 1, 4, 5][:ROWS]
     assert [d.row for d in check_documents(snapshot, [0, 3])] == [3]
+    assert [d.row for d in check_documents(snapshot, [1, 2, 7])] == [2, 1, 7]
 
 
 # A base product, the two thin ones of a rank, a wide and an odd one.

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from train.worker.models import EXPERTS, write_model
+from train.worker.models import EXPERTS, describe, write_model
 from train.worker.runs import learnable_rows, make_run, metrics, run_training
 from transformers import AutoModelForCausalLM
 
-from hivetune.base.disk import sha256_file, write_json, write_manifest
+from hivetune.base.disk import sha256_file, write_json
 from hivetune.models.worker.linears import count_sizes
 
 GOLDEN = Path(__file__).parent / "golden" / "runs.json"
@@ -60,11 +60,7 @@ def compare(name: str, steps: Sequence[dict[str, Any]], adapter: Path) -> None:
 
 def model_of(folder: Path, family: str = "llama", **changes: int) -> Path:
     write_model(folder, family, **changes)
-    described = {"schema": 1, "name": "tiny", "source": "tiny", "revision": None, "kind": "hub"}
-    sizes = count_sizes(AutoModelForCausalLM.from_pretrained(folder)) if family in EXPERTS else None
-    write_json(folder / "hivetune.json", {**described, "sizes": sizes})
-    write_manifest(folder, {"kind": "model"})
-    return folder
+    return describe(folder, count_sizes(AutoModelForCausalLM.from_pretrained(folder)) if family in EXPERTS else None)
 
 
 def prefixed_rows() -> list[tuple[list[int], list[int]]]:

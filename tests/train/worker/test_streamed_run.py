@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import yaml
-from train.worker.models import write_model
+from train.worker.models import describe, write_model
 from train.worker.runs import learnable_rows, make_run, run_bytes, run_training, stop_after
 
-from hivetune.base.disk import write_json
 from hivetune.models.architecture import read_architecture
 from hivetune.run.folder import read_resolved
 from hivetune.train.plan.device import Device
@@ -21,10 +20,7 @@ LAYERS = 6
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_model(tmp_path_factory.mktemp("streamed"), num_hidden_layers=LAYERS)
-    described = {"schema": 1, "name": "tiny", "source": "tiny", "revision": None, "kind": "hub"}
-    write_json(folder / "hivetune.json", described)
-    return folder
+    return describe(write_model(tmp_path_factory.mktemp("streamed"), num_hidden_layers=LAYERS))
 
 
 def trained(folder: Path, model: Path, *, stop_at: int | None = None, then: dict[str, Any] | None = None) -> None:

@@ -243,6 +243,22 @@ def test_a_row_that_is_not_finite_is_quarantined_and_the_step_made_anew(
     assert same[0] == same[1]
 
 
+@pytest.mark.parametrize(("bad", "words"), [(16, ""), (17, "more than data.max_rejected allows")])
+def test_as_many_rows_as_are_tolerated_are_quarantined(
+    bad: int, words: str, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, learnable_rows(60), batch_size=20)
+    chosen = read_plan(tmp_path / "run").steps[1].rows[:bad]
+    poison(monkeypatch, set(chosen))
+    if words:
+        with pytest.raises(StepNotFinite, match=words):
+            run_training(tmp_path, tiny_model_folder, on_beat=stop_after(2))
+        chosen = ()
+    else:
+        run_training(tmp_path, tiny_model_folder, on_beat=stop_after(2))
+    assert [row for amendment in read_amendments(tmp_path / "run") for row in amendment.rows] == list(chosen)
+
+
 def test_a_step_that_is_not_finite_stops_before_the_update_and_names_its_rows(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

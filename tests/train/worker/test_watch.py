@@ -4,6 +4,9 @@ import json
 import math
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.base.typed import from_plain, to_plain
+from hivetune.train.plan.steps import Amendment, PlanRow, make_plan
+from hivetune.train.worker import recover
+from hivetune.train.worker.lessons import EARLY
 from hivetune.train.worker.model.protocol import Document
-from hivetune.train.worker.recover import BadRows, find_bad_rows, padded
+from hivetune.train.worker.recover import BadRows, LossDiverged, find_bad_rows, padded, roll_back
 from hivetune.train.worker.watch import LossHistory, Spike, robust_z, step_problem
 
 
@@ -88,6 +94,26 @@ def test_robust_z_is_not_moved_by_one_outlier() -> None:
     window = [1 + 0.01 * i for i in range(20)]
     assert robust_z(2, [*window[1:], 1000.0]) == pytest.approx(robust_z(2, window), rel=0.1)
     assert robust_z(1.0, [1.0] * 10) == 0
+
+
+@pytest.mark.parametrize("windows", [1, 2])
+def test_the_third_spike_ends_a_run(windows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other data did not help twice. Steps that were left out for the lessons are no rollback."""
+    rows = [PlanRow(row, str(row), 10, 5) for row in range(24)]
+    plan = make_plan(rows, snapshot_hash="", settings_hash="", seed=0, batch_size=2, epochs=1)
+    before = [Amendment(2 * number, (1,), "spike", 2 * number + 1) for number in range(windows)]
+    session: Any = SimpleNamespace(folder=tmp_path, state=SimpleNamespace(step=6))
+    session.plan = plan.amended(*before, Amendment(9, (2,), EARLY, 10))
+    monkeypatch.setattr(recover, "restore", lambda session: None)
+    monkeypatch.setattr(recover, "journal", lambda *given, **named: None)
+    spike = Spike(6, 7, "loss 99")
+    if windows == 2:
+        with pytest.raises(LossDiverged, match="loss 99; 2 rollbacks with other data did not help"):
+            roll_back(session, spike)
+        return
+    roll_back(session, spike)
+    window = session.plan.amendments[-1]
+    assert (window.from_step, window.until_step) == (6, 8) and len(window.rows) == 4
 
 
 class Fake:
