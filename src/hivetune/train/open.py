@@ -22,7 +22,7 @@ from hivetune.train.plan.steps import MIN_VOUCHED, Plan, PlanRow, make_plan, rea
 
 @dataclass(frozen=True)
 class Run:
-    """An opened run folder. `warning`: why its base can't be served, where a training has just found that."""
+    """An open run folder. `warning`: why llama.cpp can't serve its base, if training has just found out."""
 
     folder: Path
     config: RunConfig
@@ -95,7 +95,7 @@ def load_run(folder: Path) -> Run:
 
 
 def with_workers(run: Run, workers: int | str | None) -> Run:
-    """Return the run with another setting `workers`; a finished run stays as it is.
+    """Return the run with another value of the setting `workers`; a finished run is returned unchanged.
 
     Raises Busy while another process trains it.
     """
@@ -114,7 +114,7 @@ MIN_BAD = 50
 
 
 def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
-    """Return the plan (rows of each step) of a config on a snapshot."""
+    """Return the plan of a config on a snapshot: the rows of each step."""
     bad = snapshot.bad_rows()
     if len(bad) < MIN_BAD or not snapshot.rows("validation"):
         bad = []

@@ -64,13 +64,13 @@ def open_run(
     on_busy: Callable[[Busy], None] | None = None,
     leave_out: Mapping[str, str] | None = None,
 ) -> Run:
-    """Return the run of this config and data: found when it exists, else made with its plan. Trains nothing.
+    """Return the run of this config and these rows: the existing one, or a new one with its plan. Trains nothing.
 
-    `on_busy` and `leave_out` as in prepare_data: a second run on the same rows waits until the first has prepared them.
+    `on_busy` as in prepare_data: a second run on the same rows waits until the first has prepared them.
 
-    Raises UsageError when the folder belongs to another config or other data, naming the difference, and for a new run
-    whose evaluation could not be made. Raises MachineNotFit when the config's cluster does not answer, and DoesNotFit
-    when the disk has no room for the run.
+    Raises UsageError if the folder belongs to another config or other data, naming the difference, or if a new run
+    could not be evaluated later; MachineNotFit if the config's cluster does not answer; DoesNotFit if the disk is too
+    small.
     """
     model = fetch_model(config.model, progress, config.template)
     snapshot = prepare_data(config, model, progress, on_busy, leave_out)
@@ -113,7 +113,7 @@ def open_run(
 
 
 def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Variable, ...]:
-    """Choose the environment variables of a run's workers once, beside its other choices. Return the new ones."""
+    """Choose the environment variables of a run's workers once, and store them. Return the new ones."""
     with lock_run(run.folder):
         config, choices = read_resolved(run.folder)
         if checkpoints.steps(run.folder) or choices.environment is not None or config.device == "cpu":
@@ -131,9 +131,8 @@ def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Varia
 def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
     """Train a run to its end under the supervisor. Return the document of `train --json`.
 
-    A finished run is only reported.
-
-    Raises Stopped, RecoveryExhausted, Busy and what else ends a run; the folder holds what was reached.
+    For a finished run only the document is returned. Raises Stopped, RecoveryExhausted, Busy and other errors that end
+    a run; the folder then has what was trained so far.
     """
     if run.is_finished:
         return run.summary
@@ -197,9 +196,9 @@ def _remember_rate(run: Run, result: Mapping[str, Any]) -> None:
 
 
 def account(run: Run, steps_done: int) -> Accounting:
-    """Return the accounting of a run (law 1): the snapshot's, with its training rows divided by their outcome.
+    """Return the accounting of a run (law 1): the snapshot's, with the training rows divided by their fate.
 
-    A row of several views is quarantined when one of them is, else trained when one of them was.
+    A row of several views is quarantined if one of them is, else trained if one of them was.
     """
     accepted = run.snapshot.manifest["accounting"]
     first = run.snapshot.first_views()

@@ -1,7 +1,7 @@
-"""How a run's steps are computed on a device: precision by a rule, the first of three forms that fits, and their time.
+"""The form of a run's steps on a device: precision by a rule, the first of three forms that fits, and a step's time.
 
-Pure functions of config, rows and the machine's facts: nothing is timed, and free memory decides nothing here. The
-effective batch is the user's and is never changed: only how it is cut into micro-batches is chosen.
+Pure functions of the config, the rows and the machine's facts: nothing is timed, and free memory has no influence. The
+batch size is the user's; only its division into micro-batches is chosen.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,9 +40,9 @@ LAST_RUN = "this model's last run here"
 
 
 def step_flops(setup: TrainingSetup, rows: Iterable[tuple[int, int]]) -> float:
-    """Return the floating point operations of forward and backward for rows of (length, trained tokens), each alone.
+    """Return the floating-point operations of forward and backward for rows of (length, trained tokens), one by one.
 
-    Padding and shared prefixes are not counted: a run's rate has them, as it is measured by the same count.
+    Padding and shared prefixes are not counted. A run's measured rate is based on the same count, so it includes them.
     """
     a = setup.architecture
     recomputed = setup.recompute / a.layers  # a recomputed layer adds another forward
@@ -59,7 +59,7 @@ def step_flops(setup: TrainingSetup, rows: Iterable[tuple[int, int]]) -> float:
 
 @dataclass(frozen=True)
 class Rate:
-    """The operations a second that steps reach on a device. `error`: half-width of the error bar, as a share."""
+    """The floating-point operations per second of training steps. `error`: half-width of the error bar, as a share."""
 
     flops_per_s: float
     error: float
@@ -81,7 +81,8 @@ def rate_key(setup: TrainingSetup) -> str:
 class Workload:
     """The rows of a run, as far as time and memory depend on them.
 
-    `lengths` and `trained` are the tokens of each row of one typical step, `longest` those of the longest row of all.
+    `lengths` and `trained`: the numbers of tokens and of trained tokens of each row of one typical step. `longest`:
+    number of tokens of the longest row of all.
     """
 
     lengths: tuple[int, ...]
@@ -98,7 +99,7 @@ class Workload:
         return min(whole, self.max_steps) if self.max_steps else whole
 
     def micro_batches(self, budget_tokens: int) -> int:
-        """Return how many micro-batches the typical step has, without shared prefixes."""
+        """Return the number of micro-batches of the typical step, without shared prefixes."""
         count, used = 1, 0
         for length in self.lengths:
             if used and used + length > budget_tokens:
@@ -109,9 +110,9 @@ class Workload:
 
 @dataclass(frozen=True)
 class Choice:
-    """The form of a run's steps. `micro_batches` and `step_s` are those of the typical step.
+    """The form of a run's steps. `micro_batches` and `step_s` (in seconds) are those of the typical step.
 
-    `step_s` is None where no rate is known; `error` is the half-width of its range, as a share.
+    `step_s` is None if no rate is known; `error` is the half-width of its error bar, as a share.
     """
 
     setup: TrainingSetup
@@ -124,7 +125,7 @@ class Choice:
     error: float = 0.0
 
     def to_choices(self) -> Choices:
-        """Return the choice as the fields of `Choices` that the engine reads."""
+        """Return this form as the fields of `Choices` that the engine reads."""
         return Choices(
             budget_tokens=self.budget_tokens,
             recompute=self.setup.recompute,
@@ -135,7 +136,8 @@ class Choice:
 def assumed_workload(
     *, longest: int, mean: float, rows: int, batch_size: int, epochs: float, max_steps: int | None
 ) -> Workload:
-    """Return a workload of equal lengths, half of them trained, for data of which nothing but a mean is known."""
+    """Return a workload of rows of equal length, half of it trained, for data of which only the mean length is
+    known."""
     length = max(2, min(round(mean), longest))
     count = min(batch_size, max(rows, 1))
     return Workload((length,) * count, (length // 2,) * count, longest, rows, batch_size, epochs, max_steps)
@@ -144,7 +146,7 @@ def assumed_workload(
 def choose_dtype(setting: str, device: Device) -> str:
     """Return the config's dtype; for `auto`, bfloat16 where the device computes it natively, else float32.
 
-    Raises UsageError for a half precision that a card does not compute in.
+    Raises UsageError for a half precision in which a card can't compute.
     """
     if setting == "auto":
         return "bfloat16" if device.has_bfloat16 else "float32"
@@ -155,7 +157,7 @@ def choose_dtype(setting: str, device: Device) -> str:
 
 
 def forms(setup: TrainingSetup, device: Device) -> Iterator[TrainingSetup]:
-    """Yield the forms that a run may have, the fastest first: whole, recomputed, recomputed and streamed."""
+    """Yield the possible forms, the fastest first: activations kept, recomputed, recomputed with streamed weights."""
     layers = setup.architecture.layers
     yield setup
     yield replace(setup, recompute=layers)
@@ -214,7 +216,7 @@ SHORTEST = 256  # one question and answer
 def with_alternatives(
     error: DoesNotFit, setup: TrainingSetup, device: Device, work: Workload, share: float
 ) -> DoesNotFit:
-    """Return the error with alternatives that fit as its hint: `method: qlora`, a shorter length, a smaller model."""
+    """Return the error with settings that would fit as its hint: `method: qlora`, a shorter length, a smaller model."""
 
     def fits(other: TrainingSetup, longest: int = work.longest) -> bool:
         lengths = tuple(min(length, longest) for length in work.lengths)

@@ -34,10 +34,10 @@ def computes_bfloat16(kind: str, architecture: str, isa: Sequence[str] = ()) -> 
 
 @dataclass(frozen=True)
 class Device:
-    """A device to plan for. `rates`: dtype -> published FLOP/s of a large GEMM, empty where none is known, and `source`
-    of them.
+    """A device to plan for. `rates`: dtype -> published FLOP/s of a large matrix product, empty if none is known;
+    `source`: where they are published.
 
-    kind: cpu, cuda or rocm. free_bytes: memory that no other program holds now. note: what is special about the card.
+    kind: cpu, cuda or rocm. free_bytes: memory that no other program uses now. note: a remark on the card for people.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Device:
     """Memory of the machine around a card; None where it is not this one."""
 
     def limit_bytes(self, memory_share: float = 0.9) -> int:
-        """Return the most that a run may hold: its share of the installed memory, whatever other programs hold now."""
+        """Return the bytes that a run may use: its share of the installed memory, whatever other programs use now."""
         return round(self.memory_bytes * memory_share)
 
 
 def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | None = None) -> Device:
-    """Return a card or kind of CPU from cards.yaml, as if nothing else used it. Raises UsageError."""
+    """Return a card or a kind of CPU from cards.yaml, as if no other program used it. Raises UsageError."""
     card = known_card(name)
     device = _published(card, cores or card.get("cores", 0))
     if cores is not None and device.kind != "cpu":

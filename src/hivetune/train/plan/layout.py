@@ -42,7 +42,7 @@ Padding = Callable[[int], int]
 
 
 def unpadded(size: int) -> int:
-    """Return `size` itself: the padding function where nothing is padded."""
+    """Return `size` itself: the padding function for layouts without padding."""
     return size
 
 
@@ -57,9 +57,9 @@ def multiples_of(multiple: int) -> Padding:
 
 
 def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
-    """Return the multiple to which the token count of a micro-batch is padded.
+    """Return the number to a multiple of which the token count of a micro-batch is padded.
 
-    `device` as torch.device.type names it, `products` as in the run's choices.
+    `device` as in torch.device.type, `products` as in the run's choices.
     """
     if device != "cpu":
         return TOKEN_MULTIPLE
@@ -69,16 +69,17 @@ def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
 
 
 def compiles_products(dtype: str, products: str | None) -> bool:
-    """Return whether a CPU's products are oneDNN's, which are compiled for each row count and stay in memory."""
+    """Return whether a CPU's products are oneDNN's, which keeps compiled code for each number of rows in memory."""
     return products == "onednn" if dtype == "float32" else dtype == "bfloat16" and products != "native"
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens [start, start + size) of the flat sequence, which all documents through it have in common.
+    """Tokens [start, start + size) of the flat sequence, which one or several documents contain.
 
-    parents: the segments before it on its path, outermost first. Its queries see the parents' keys, and its own keys
-    before them. depth: position of its first token in its documents. tree: segments of different trees share nothing.
+    parents: the earlier segments of these documents, outermost first. Its queries attend to the parents' keys and to
+    its own keys before them. depth: position of its first token in its documents. tree: number of its tree; segments of
+    different trees share no document.
     """
 
     start: int
@@ -90,11 +91,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """The work of one micro-batch. T tokens; E entries, each a flat row and the token that it must predict.
+    """The tokens of one micro-batch as a flat sequence. T tokens; E loss entries (a position and the token to predict).
 
     tokens, positions [T]: token ids, and the position of each in its document (for the rotation). rows, targets, counts
-    [E], sorted by row: the entry's row of the flat sequence, the token, and the weights of the documents that have it
-    trained. Its loss is multiplied by their sum (0: padding). owners: for each document the numbers of its entries.
+    [E], sorted by row: the flat position, the token to predict, and the weights of the documents in which it is
+    trained; its loss is multiplied by their sum (0 for padding). owners: for each document, the numbers of its entries.
     """
 
     tokens: list[int]
@@ -112,9 +113,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class TrimmedDocument:
-    """A document without the tokens that nothing depends on, and (position, token to predict) pairs.
+    """A document without the tokens on which no loss depends, and its (position, token to predict) pairs.
 
-    `weight`: what its loss is multiplied by; below 0 for a bad answer.
+    `weight`: the factor of its loss; below 0 for a bad answer.
     """
 
     tokens: tuple[int, ...]
@@ -151,7 +152,7 @@ def make_layout(documents: Sequence[TrimmedDocument], *, share: bool = True, pad
 
 
 def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
-    """Return the tokens that a micro-batch aims at where workers compute it, by the training rows and their tokens."""
+    """Return the number of tokens that a micro-batch should have if several workers share a step."""
     # Not by the number of workers, because the result must not depend on it.
     aim = tokens * batch_size // max(1, rows) // PACKS_A_STEP
     return max(MIN_PACK_TOKENS[device == "cpu"], rounded_up(aim, TOKEN_MULTIPLE))
@@ -160,11 +161,11 @@ def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
 def split_documents(
     documents: Sequence[TrimmedDocument], budget_tokens: int, *, aim_tokens: int | None = None
 ) -> list[list[int]]:
-    """Return the indices of the documents of each micro-batch, by content: neighbours share prefixes.
+    """Return the document numbers of each micro-batch. Documents are sorted by content, so that neighbours share
+    prefixes; the order of the input does not matter.
 
-    The order of the input is ignored. A micro-batch holds at most `budget_tokens` tokens as computed (a shared prefix
-    once), or one longer document. It also ends above `aim_tokens`, where the prefix that is then computed twice is
-    short beside what it holds.
+    A micro-batch has at most `budget_tokens` tokens (a shared prefix counts once), or one longer document. It also ends
+    above `aim_tokens`, if the prefix that is then computed twice is short compared with the micro-batch.
     """
     order = _by_content(documents)
     lengths, common = _shared_lengths(documents, order)

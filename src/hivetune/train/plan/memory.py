@@ -52,12 +52,12 @@ Path = Literal["fast", "general"]
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """The setup that decides memory and time of a step, besides its tokens.
+    """The properties of a run on which the memory and time of a step depend, besides its tokens.
 
-    adapter_parameters: trained ones, A and B of all modules. kind: cpu, cuda or rocm. quantized: the base's matrices
-    are NF4. recompute: layers whose activations are not kept. path: which implementation runs (worker/model/load.py).
-    products: the library of large products on a CPU. streamed: layers whose weights do not stay on the device; three of
-    them at a time do.
+    adapter_parameters: number of trained ones, A and B of all modules. kind: cpu, cuda or rocm. quantized: the base's
+    matrices are NF4. recompute: number of layers whose activations are not kept. path: the implementation
+    (worker/model/load.py). products: the library for large products on a CPU. streamed: number of layers whose weights
+    are not kept on the device, except three at a time.
     """
 
     architecture: Architecture
@@ -77,7 +77,7 @@ class TrainingSetup:
 
     @property
     def precision(self) -> str:
-        """Return the precision of the frozen weights, as people name it."""
+        """Return the name of the precision of the frozen weights, for people."""
         return "nf4" if self.quantized else self.dtype
 
 
@@ -100,7 +100,7 @@ def setup_of(
 
 
 def setup_of_run(config: RunConfig, architecture: Architecture, choices: Choices, kind: str) -> TrainingSetup:
-    """Return the setup of a run by its settings and the choices about its path and its numbers."""
+    """Return the setup of a run from its settings and its choices of path and precision."""
     lora, quantized = config.lora, config.method == "qlora"
     setup = setup_of(architecture, lora.r, lora.target_modules, choices.dtype or "", kind, quantized=quantized)
     return replace(
@@ -114,7 +114,7 @@ def setup_of_run(config: RunConfig, architecture: Architecture, choices: Choices
 
 @dataclass(frozen=True)
 class Peak:
-    """A predicted memory peak: bytes by part. `error` is the half-width of its bar as a share of the whole."""
+    """A predicted peak of memory: bytes of each part. `error`: half-width of its error bar, as a share of the whole."""
 
     parts: Mapping[str, int]
     error: float
@@ -125,7 +125,7 @@ class Peak:
 
 
 def saved_bytes_per_token(setup: TrainingSetup) -> int:
-    """Return the bytes that one layer keeps for its backward, for each token (worker/model/fast/layer.py, `Saved`)."""
+    """Return the bytes per token that one layer keeps for its backward pass (worker/model/fast/layer.py, `Saved`)."""
     a = setup.architecture
     if not a.is_fast:  # what its products take in and give out
         return round(setup.value_bytes * COUNTED_FACTOR * a.widths_per_token / a.layers)
@@ -142,7 +142,7 @@ def saved_bytes_per_token(setup: TrainingSetup) -> int:
 
 
 def working_bytes_per_token(setup: TrainingSetup) -> int:
-    """Return the bytes of the buffers that the layers take in turn, for each token (worker/model/fast/layer.py)."""
+    """Return the bytes per token of the buffers that all layers share (worker/model/fast/layer.py)."""
     a = setup.architecture
     # y, dy, o, do, down, ddown [hidden]; h, dh, dgate_up [4 MLP widths]; out's gradient and those of q, k and v.
     widths = 6 * a.hidden + 4 * a.ffn + 2 * a.q + 2 * a.k
@@ -151,7 +151,7 @@ def working_bytes_per_token(setup: TrainingSetup) -> int:
 
 
 def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
-    """Return the bytes of all layers for one micro-batch."""
+    """Return the bytes of the activations of all layers for one micro-batch of `tokens` tokens."""
     a, per_token = setup.architecture, saved_bytes_per_token(setup)
     # Kept layers count whole, recomputed ones by their input, besides the one whose values are being recomputed.
     kept = (a.layers - setup.recompute) * per_token
@@ -161,7 +161,7 @@ def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
 
 
 def attention_bytes(setup: TrainingSetup, tokens: int, longest: int) -> int:
-    """Return the bytes of attention's own buffers in a micro-batch."""
+    """Return the bytes of attention's own buffers for one micro-batch. `longest`: tokens of its longest row."""
     if setup.path == "general":
         return 0
     if setup.kind == "cpu":
@@ -172,12 +172,12 @@ def attention_bytes(setup: TrainingSetup, tokens: int, longest: int) -> int:
 
 
 def layer_bytes(setup: TrainingSetup) -> int:
-    """Return the bytes of the frozen matrices of one layer as they are streamed, the mean of all layers."""
+    """Return the bytes of the frozen matrices of one streamed layer, as the mean of all layers."""
     return setup.architecture.layer_weights * setup.value_bytes
 
 
 def weight_bytes(setup: TrainingSetup) -> int:
-    """Return the bytes of the frozen base, as far as it stays on the device."""
+    """Return the bytes of the frozen weights that are kept on the device."""
     a = setup.architecture
     if not setup.quantized:
         return a.parameters * setup.value_bytes - max(0, setup.streamed - STREAM_BUFFERS) * layer_bytes(setup)
@@ -187,7 +187,8 @@ def weight_bytes(setup: TrainingSetup) -> int:
 
 
 def predict_peak(setup: TrainingSetup, tokens: int, longest: int | None = None) -> Peak:
-    """Return the peak with at most `tokens` in a micro-batch; `longest`: tokens of its longest row, default: all."""
+    """Return the peak of memory with at most `tokens` tokens in a micro-batch. `longest`: tokens of its longest row; by
+    default the micro-batch is one row."""
     n = setup.adapter_parameters
     # Where products read a half-precision copy of the float32 master.
     copy = 0 if setup.value_bytes == 4 else setup.value_bytes
@@ -232,7 +233,7 @@ def explain_memory(peak: Peak) -> list[tuple[str, int, str]]:
 
 
 def disk_bytes(setup: TrainingSetup) -> dict[str, int]:
-    """Return the disk space of a run: checkpoints (three and one in writing), the best, adapter, export."""
+    """Return name -> bytes on disk of a run: checkpoints (three and one being written), the best, adapter, export."""
     n, a = setup.adapter_parameters, setup.architecture
     return {
         "checkpoints": 4 * STATE_BYTES * n,
@@ -243,12 +244,12 @@ def disk_bytes(setup: TrainingSetup) -> dict[str, int]:
 
 
 def can_stream(setup: TrainingSetup) -> bool:
-    """Return whether layers can be streamed: on the fast path only, where each layer is computed by hand."""
+    """Return whether layers can be streamed: only on the fast path, which computes each layer by hand."""
     return setup.path == "fast" and setup.architecture.is_fast
 
 
 def host_holds(setup: TrainingSetup, device: Device) -> bool:
-    """Return whether the streamed layers fit into what they are read from: host memory for a card, files for a CPU."""
+    """Return whether the streamed layers fit into host memory, from which a card reads them; a CPU reads files."""
     host = device.host_memory_bytes
     return device.kind == "cpu" or host is None or setup.streamed * layer_bytes(setup) <= PINNED_SHARE * host
 

@@ -1,6 +1,6 @@
-"""The plan of a config: memory, time and disk from sizes alone, for rows that are counted as the check finds them.
+"""The plan of a config: memory, time and disk from sizes alone, for rows that are checked or counted.
 
-The proposal of `init` is settings for some rows on this machine, which train as they are.
+`init` uses it to propose settings for some rows on this machine.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def plan_run(
 ) -> Planned:
     """Return the plan of a config for this machine, or for `card` with that many cores and GB of memory.
 
-    `rows` and `tokens` (a row's mean) replace what the data would tell. Raises UsageError for an unknown model or card.
+    `rows` (their number) and `tokens` (their mean length) replace what the data would show. Raises UsageError.
     """
     architecture = find_architecture(config.model)
     machine = read_machine(folder=Path(config.output) if config.output else None)
@@ -136,7 +136,7 @@ def find_architecture(name: str) -> Architecture:
 def estimate_workload(
     config: RunConfig, rows: int | None, tokens: int | None, model_folder: Path | None = None
 ) -> tuple[Workload, str]:
-    """Return the workload and, in words, its basis: the user's numbers, else the data's rows."""
+    """Return the workload, and what it is based on, in words: the user's numbers, or the rows of the data."""
     if tokens and tokens > config.max_length:
         message = f"rows of {tokens:,} tokens are longer than max_length, {config.max_length:,}, and are not trained"
         raise UsageError(message, hint="raise it: --set max_length=N")
@@ -186,7 +186,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Proposed settings. `report`: the document of `check`. `planned`: None where sizes are unknown."""
+    """Proposed settings. `report`: the document of `check`. `planned`: None if the sizes of the model are unknown."""
 
     config: RunConfig
     report: Mapping[str, Any]
@@ -194,7 +194,8 @@ class Proposal:
 
 
 def initial_settings(rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return settings from what the user named, with the model at hand where none was. `rows` None means the store.
+    """Return settings from what the user named, by default with a model that is on this machine. `rows`: None is the
+    store.
 
     Raises UsageError if there are no rows.
     """
@@ -216,10 +217,10 @@ def initial_settings(rows: Sequence[str] | None, model: str | None, overrides: S
 
 
 def propose(settings: RunConfig, folder: Path | None, progress: Progress = silent) -> Proposal:
-    """Complete the settings for these rows on this machine; what the user set stays as it is.
+    """Complete the settings for these rows on this machine; the user's own settings are kept.
 
-    `folder` is the prepared model's, None where it is not here and only its sizes may be known. Nothing is downloaded
-    and nothing trained. Raises DataRefused when the rows can't be trained on.
+    `folder`: the prepared model's, None if it is not on this machine, when at most its sizes are known. Nothing is
+    downloaded and nothing trained. Raises DataRefused if the rows can't be trained on.
     """
     has_length = "max_length" in settings.model_fields_set
     # No row is too long here: the lengths of the rows decide the setting.
@@ -263,7 +264,7 @@ def _plan(settings: RunConfig, report: Mapping[str, Any]) -> Planned | None:
 
 @dataclass(frozen=True)
 class CountedRows:
-    """The number of rows that are trained. `tokens`: their mean length. `words`: the number and how it is known."""
+    """The number of training rows. `tokens`: their mean length. `words`: the number, and how it is known, as text."""
 
     rows: int
     tokens: float
@@ -271,7 +272,7 @@ class CountedRows:
 
 
 def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
-    """Return the rows that a config trains on.
+    """Return number and mean length of the rows that a config trains on.
 
     Raise UsageError for sources without a row, and for those that can be read only once.
     """
@@ -299,9 +300,9 @@ def checked_rows(report: Mapping[str, Any]) -> CountedRows:
 
 
 def count_rows(data: DataConfig) -> CountedRows:
-    """Return the rows of `data.path` that are not held out, and about how many tokens one of them has.
+    """Return the number of rows of `data.path` that are not held out, and an estimate of their mean length in tokens.
 
-    Raise UsageError where there is none, and where none can be read.
+    Raise UsageError if there is none, or if none can be read.
     """
     rows = 0
     sampled: list[float] = []

@@ -1,8 +1,8 @@
-"""The plan of a run: which rows make up optimizer step i, and how many trained tokens it is divided by.
+"""The plan of a run: the rows of each optimizer step, and the number of trained tokens by which its loss is divided.
 
-That is the loader's whole state. A plan is a pure function of the snapshot, the settings and the seed; resuming is
-`plan.steps[i]`. What a run learns later (a quarantined row, a skipped window) is an amendment: it takes rows out of the
-steps it names and their divisor is summed again. Every other step stays as it was. File formats: docs/formats.md.
+The plan is the whole state of the loader. It is a pure function of the snapshot, the settings and the seed; resuming is
+`plan.steps[i]`. An amendment records what a run learns later (a quarantined row, skipped steps): it removes rows from
+the steps that it names, and the trained tokens of these steps are summed again. Other steps do not change.
 """
 
 from __future__ import annotations  # array[int] can't be evaluated before Python 3.12
@@ -57,7 +57,7 @@ class Amendment:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan. `entry_*` list the rows of all steps in order; step i ends before `step_ends[i]`."""
+    """A plan. `entry_*` list the rows of all steps in order; the entries of step i end before `step_ends[i]`."""
 
     snapshot_hash: str
     settings_hash: str
@@ -94,7 +94,8 @@ class Plan:
         return replace(self, amendments=self.amendments + more)
 
     def rows_reached(self, steps_done: int | None = None) -> tuple[set[int], set[int]]:
-        """Return (rows trained in `steps_done` steps, rows quarantined); None: all steps."""
+        """Return the numbers of (rows trained in the first `steps_done` steps, quarantined rows); None means
+        all steps."""
         steps = self.steps
         count = len(steps) if steps_done is None else min(steps_done, len(steps))
         quarantined = {row for a in self.amendments if a.until_step is None for row in a.rows}
@@ -141,14 +142,13 @@ def make_plan(
     good: Collection[int] = (),
     bad: Sequence[BadAnswer] = (),
 ) -> Plan:
-    """Return a plan in which each epoch visits every row once in an order of its own; its last, smaller batch is kept.
+    """Return a plan in which each epoch visits every row once, in an order of its own; its last, smaller batch is kept.
 
-    A fraction of an epoch takes that share of its order, rounded up. `chunk_rows`: all epochs on this many rows are
-    finished before the next rows are begun; learning rate schedule and optimizer state continue from chunk to chunk.
-    Bad answers are learned from in LESSON_STEPS more steps at the end, beside rows of `good` (see `_lesson_steps`).
+    In a fraction of an epoch, that share of its rows is visited, rounded up. `chunk_rows`: all epochs are trained on
+    this many rows before the next rows are begun; learning rate schedule and optimizer state continue from chunk to
+    chunk. Bad answers are used in LESSON_STEPS additional steps at the end, with rows of `good`.
 
-    Raises ValueError for a row without a trained token, whose step could not be divided by their number, and for
-    settings that are not positive.
+    Raises ValueError for a row without a trained token, and for settings that are not positive.
     """
     if batch_size < 1 or epochs <= 0 or (max_steps is not None and max_steps < 1):
         raise ValueError(f"batch_size {batch_size}, epochs {epochs} and max_steps {max_steps} must be positive")
@@ -244,7 +244,7 @@ def count_steps(rows: int, batch_size: int, epochs: float) -> int:
 
 
 def max_quarantined(num_rows: int, max_rejected: float) -> int:
-    """Return the most rows that may be quarantined at run time."""
+    """Return the maximum number of rows that may be quarantined during a run."""
     # More is a fault of the machine, not of the rows.
     return max(ALWAYS_TOLERATED, int(max_rejected * num_rows))
 
@@ -298,9 +298,9 @@ def read_plan(run: Path) -> Plan:
 
 
 def append_amendment(run: Path, amendment: Amendment) -> None:
-    """Append a line to amendments.jsonl, on the disk before this returns.
+    """Append a line to amendments.jsonl, and return when it is on the disk.
 
-    One process at a time: the worker while it lives, else its supervisor.
+    Only one process may call it at a time: the worker while it is alive, else its supervisor.
     """
     with Journal(run / AMENDMENTS) as journal:
         journal.append("amendment", **to_plain(amendment))
@@ -356,9 +356,9 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
 
 
 def stratified_sample(rows: Sequence[int], most: int, kind: Callable[[int], Any]) -> list[int]:
-    """Return at most `most` of `rows`, at equal distances in the order of `kind`: each kind has its share.
+    """Return at most `most` of `rows`, at equal distances after sorting by `kind`, so that each kind has its share.
 
-    These held-out rows stand for all of them, at every validation of a run.
+    A run uses these held-out rows at each validation, in place of all of them.
     """
     # A systematic sample from an ordered list is a stratified one (Cochran, Sampling Techniques, 1977, chapter 8):
     # each kind's share is right to within a row.

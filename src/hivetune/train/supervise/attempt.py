@@ -1,4 +1,4 @@
-"""One worker's life: the terms, devices and changes it runs under, the step that it is in, and how it ended."""
+"""One attempt of the supervisor: the life of one worker, its devices and recovery changes, and how it ended."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ from hivetune.train.supervise.ladder import effects_of
 
 @dataclass(frozen=True)
 class Terms:
-    """Callbacks of the caller of a running run. Each function but the last two is called about four times a second.
+    """Callbacks of the caller of a run. All but the last two are called about four times a second.
 
-    `on_step` gets the number of finished steps. `ends` returns 0, 1 for an end after a checkpoint, or 2 for an end now.
-    `on_wait` gets the reason for a wait that a person has to end. `on_change` gets each environment variable that the
-    workers are given.
+    `on_step` gets the number of finished steps. `ends` returns 0, 1 for an end after a checkpoint, or 2 for an end at
+    once. `on_wait` gets the reason for a wait that a person has to end. `on_change` gets each variable set for the
+    workers.
     """
 
     on_step: Callable[[int], None] = lambda done: None
@@ -36,9 +36,9 @@ class Terms:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of an attempt. `step`: the one it died in, -1 while loading; `durable`: the newest state that is safe.
+    """The end of an attempt. `step`: the step in which it died, -1 while loading; `durable`: the newest saved step.
 
-    `diagnosis` is None where the worker was done or stopped as asked. `phase`: its last heartbeat.
+    `diagnosis` is None if the worker finished or stopped as requested. `phase`: its last heartbeat.
     """
 
     outcome: Outcome
@@ -49,7 +49,7 @@ class Ended:
 
 
 def step_of_death(run: Path, pid: int) -> int:
-    """Return the step (counted from 0) that worker `pid` was in, by the run's metrics; -1 when it never began one."""
+    """Return the step (from 0) in which the worker with this pid died, by the run's metrics; -1 if it began none."""
     step = -1
     for entry in read_journal(run / METRICS):
         if entry["event"] == "started":
@@ -60,17 +60,17 @@ def step_of_death(run: Path, pid: int) -> int:
 
 
 def last_step(run: Path) -> int:
-    """Return the newest step in the metrics, read from the end of the file; 0 without one."""
+    """Return the newest step in the metrics, read from the end of the file; 0 if there is none."""
     steps = (entry["step"] for entry in reversed(read_tail(run / METRICS)) if entry["event"] == "step")
     return next(steps, 0)
 
 
 def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, threads: int | None) -> tuple[str, ...]:
-    """Return the device of each rank of a run on `device` (cpu, cuda, cuda:N), which is rank 0's.
+    """Return the device of each rank of a run; `device` (cpu, cuda, cuda:N) is that of rank 0.
 
-    `workers: auto`, and a cluster for this machine's part, have a rank on each card, and on a CPU one for each
-    `threads` (default: a quarter of the cores), as far as memory allows. Raises UsageError when there are fewer cards
-    than ranks.
+    With `workers: auto`, and for this machine's part of a cluster, there is a rank on each card, or on a CPU one for
+    each `threads` cores (default: a quarter of the cores), as far as memory allows. Raises UsageError for too few
+    cards.
     """
     number = config.workers
     if number is None:
@@ -93,7 +93,7 @@ def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, 
 
 
 def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
-    """Return variables (None: removed) and choices of a worker of `run` with `rungs` in effect."""
+    """Return the environment variables (None: removed) and choices of a worker with the recovery changes `rungs`."""
     # The variables that the run was settled with hold, except where a rung changes them.
     settled = read_resolved(run)[1].environment or {}
     changed, choices = effects_of(rungs)
@@ -101,7 +101,7 @@ def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | Non
 
 
 def halve_rank(run: Path) -> str:
-    """Halve the rank and begin again; the checkpoints of the old rank are set aside. Return a sentence about it."""
+    """Halve the LoRA rank and begin again; checkpoints of the old rank are moved away. Return a sentence about it."""
     config, choices = read_resolved(run)
     before, rank = config.lora.r, max(1, config.lora.r // 2)
     # The scale alpha / r stays.
@@ -112,8 +112,8 @@ def halve_rank(run: Path) -> str:
 
 
 def skip_half_of_remaining_rows(run: Path, snapshot: Path) -> str:
-    """Leave out every second row that is still to come, evenly over agents and categories. Return a sentence about
-    it."""
+    """Remove every second untrained row from the plan, evenly over agents and categories. Return a sentence
+    about it."""
     plan, data = read_plan(run), open_snapshot(snapshot)
     steps = plan.steps
     step = checkpoints.newest_good(run).step

@@ -1,4 +1,4 @@
-"""The diagnosis of a child's end: its outcome and the machine's traces, matched with the fault catalogue.
+"""The diagnosis of how a child ended: its outcome and the traces on the machine, compared with the catalogue of faults.
 
 Pure functions.
 """
@@ -39,10 +39,8 @@ SignKind = Literal["patterns", "own", "weak"]
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence about the end of a child: its error, log, kernel messages and facts.
-
-    `facts` as the catalogue names them; `kernel`: the kernel's lines since the start.
-    """
+    """The evidence about the end of a child: its error, its log, the kernel's messages, and `facts` of the
+    catalogue."""
 
     error: str = ""
     log: str = ""
@@ -52,7 +50,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A fault and the line that revealed it. `shape`: (m, n, k) of the product that failed, where the line names it."""
+    """A fault and the line that revealed it. `shape`: (m, n, k) of the matrix product that failed, or None."""
 
     fault: Fault
     quote: str = ""
@@ -67,7 +65,7 @@ class Diagnosis:
 
 
 def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = False) -> Evidence:
-    """Collect the evidence in an outcome and in what the machine wrote meanwhile (machine/telemetry.py)."""
+    """Return the evidence in an outcome, and in what the machine recorded meanwhile (machine/telemetry.py)."""
     facts = {"always", "hung"} if outcome.status == "hung" else {"always"}
     facts |= {"oom"} if oom else set()
     error = ""
@@ -80,7 +78,8 @@ def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = Fal
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Return the first fault of the catalogue that fits: by the error's own words, then by log, kernel, all facts."""
+    """Return the first fault of the catalogue that matches: by the error's text, then by log, kernel messages,
+    facts."""
     own_lines = _error_lines(evidence)
     quiet = WARNING.sub("", evidence.log)
     # The log of a process that ended by itself, without an error of its own: any line may be the reason.

@@ -1,8 +1,9 @@
-"""Isolation: finds the rows of a step that kill their worker or give NaN when each is computed alone, in children.
+"""Isolation: find the rows of a step that kill their worker, or whose loss is not finite, when each is computed alone.
 
-A child replays the rows of the step one by one. The first that it does not survive is the suspect, so one bad row costs
-two or three children whatever the batch size. What failed is then replayed in another way (longer by padding, another
-matrix library). If it fails again it is at fault, if not it is a kernel, and the ladder goes on with all rows.
+A child process computes the rows of the step one by one. The first row that it does not survive is the suspect, so one
+bad row costs two or three children, whatever the batch size. The suspect is then computed in another way (longer by
+padding, with another matrix library). If it fails again, the row is at fault; if not, a kernel is, and the supervisor
+tries its next change with all rows.
 """
 
 import shutil
@@ -22,9 +23,10 @@ OTHER_RUNGS = ("blas", "plain")
 
 @dataclass(frozen=True)
 class Ending:
-    """The progress of a child. `finite`: of each item that it finished. `words`: how it ended, "" when it finished all.
+    """The result of a child of an isolation. `finite`: for each item that it finished, whether the loss was finite.
+    `words`: how it ended, "" if it finished all.
 
-    `started`: it got as far as the first item.
+    `started`: it began the first item.
     """
 
     finite: tuple[bool, ...]
@@ -34,7 +36,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of an isolation. `rows`: those at fault, with the reason. `children`: how many were started."""
+    """The result of an isolation. `rows`: row at fault -> reason. `children`: number of started processes."""
 
     words: str
     rows: Mapping[int, str] = field(default_factory=dict)
@@ -50,10 +52,10 @@ class _NotTheRows(Exception):
 
 
 def isolate(rows: Sequence[int], replay: Replayer, *, most: int, control: int | None = None) -> Findings:
-    """Return which of `rows` (a step's) kill their process or are not finite, computed in two ways.
+    """Return which of `rows` (those of one step) kill their process or are not finite, when computed in two ways.
 
-    `replay` runs one child. `control` is a row of another step, which each child computes first. No row is at fault
-    where even that one fails, or more than `most`. One bad row takes at most 3 children, each further one 2 more.
+    `replay` runs one child. `control` is a row of another step, which each child computes first. If even that one
+    fails, or more than `most` rows do, no row is at fault. One bad row takes at most 3 children, each further one 2.
     """
     children = 0
     controls = [] if control is None else [Item((control,))]
@@ -108,7 +110,7 @@ def make_replayer(
     module: str | None,
     limits: Callable[[], Limits],
 ) -> Replayer:
-    """Return the `replay` that starts real children, with `rungs` in effect as in the worker that died."""
+    """Return a `replay` that starts children with the same recovery changes (`rungs`) as the worker that died."""
     folder = run / ISOLATION
 
     def replay(items: Sequence[Item], other: bool) -> Ending:

@@ -1,8 +1,8 @@
-"""The ladder: from a run's failures so far to the next action, and what a run learns from earlier ones.
+"""The recovery ladder: the next action after a run's failures so far, and what later runs use of it.
 
-The first failure at a step may be chance, so the worker is started again from the newest state. A second one there is
-answered by the next change of the fault's list, in which `isolate` is the replay of the step's rows. After six failures
-without a later durable step the run stops, and what was saved stays.
+The first failure at a step may be chance, so the worker is started again from the newest checkpoint. After a second
+failure at the step, the next change (rung) of the fault's list is tried; `isolate` in that list is the replay of the
+step's rows. After six failures without a new checkpoint the run stops, and what was saved is kept.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,10 +33,9 @@ FORGET_S = 30 * 86_400.0
 
 @dataclass(frozen=True)
 class Rung:
-    """One safe change. `environment`: variables of the worker (None: removed). `choices`: over those of the plan.
+    """One safe change. `environment`: variables of the worker (None: removed). `choices`: replace those of the run.
 
-    `exact`: the arithmetic stays the same bit for bit, so a resumed run equals an undisturbed one. `description`
-    completes the sentence "computed with ...".
+    `exact`: the arithmetic stays bit-for-bit the same. `says` completes the sentence "computed with ...".
     """
 
     name: str
@@ -95,10 +94,10 @@ RUNGS = {
 
 @dataclass(frozen=True)
 class Failure:
-    """One end of the worker. `step`: the step it died in, -1 before the first one of the attempt.
+    """One failure of a worker. `step`: the step in which it died, -1 before the first step of the attempt.
 
-    `durable`: the newest state that survived. `rungs`: in effect when it died. `tried`: the rung that this attempt
-    tried first, if any. `isolated`: the step's rows were replayed, or no training row was involved.
+    `durable`: the newest saved step. `rungs`: the recovery changes in effect when it died. `tried`: the one that this
+    attempt tried first, if any. `isolated`: the step's rows were replayed, or no training row was involved.
     """
 
     fault: str
@@ -110,7 +109,7 @@ class Failure:
     isolated: bool = False
 
     def progressed(self, before: "Failure") -> bool:
-        """Return whether since the failure `before` the run saved a later step, or quarantined a row."""
+        """Return whether the run saved a later step, or quarantined a row, after the failure `before`."""
         return self.durable > max(before.durable, before.step) or self.quarantined > before.quarantined
 
     def is_near(self, failure: "Failure") -> bool:
@@ -120,17 +119,17 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """Return the key by which two faults count as the same: their id, or "device" for all faults of a card."""
+        """Return the key by which faults count as the same: the fault's id, or "device" for all faults of a card."""
         # A card reports one and the same fault in several ways.
         return "device" if fault_of(self.fault).domain == "device" else self.fault
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of recovery: attempts, and the changes that the machine and the settings allow.
+    """The limits of recovery: number of attempts, and the changes that the machine and the settings allow.
 
-    `void`: rungs that would change nothing here. `published`: by fault, the rungs that helped others with this card, in
-    their order, each with its thread. They come before the catalogue's.
+    `void`: rungs that would change nothing on this machine. `published`: fault -> rungs that helped others with this
+    card, in their order, each with the address of the report. They are tried before those of the catalogue.
     """
 
     attempts: int = 6
@@ -146,7 +145,7 @@ ReplyKind = Literal["again", "change", "isolate", "wait", "stop"]
 
 @dataclass(frozen=True)
 class Reply:
-    """The ladder's decision. `rungs` are in effect in the next attempt; `tried` is the new one among them."""
+    """The ladder's decision. `rungs`: the changes in effect in the next attempt; `tried`: the new one among them."""
 
     kind: ReplyKind
     why: str
@@ -201,7 +200,7 @@ def failures_without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
-    """Return the rungs that stay in effect after the last failure: all except the newest, if it did not help."""
+    """Return the rungs that stay in effect after the last failure: all except the newest one, if it did not help."""
     last = history[-1]
     before = failures_without_progress(history)[-2:-1]
     no_help = any(failure.is_near(last) and failure.kind == last.kind for failure in before)
@@ -212,9 +211,9 @@ def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
 
 
 def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]) -> list[str]:
-    """Return a sentence for each of `rungs` that rounds differently from an undisturbed run, with the reason.
+    """Return a sentence, with the reason, for each of `rungs` that rounds differently from an uninterrupted run.
 
-    `events`: of the whole run. A rung that they do not explain was needed by an earlier run of the model.
+    `events`: those of the whole run. A rung that they do not explain was needed by an earlier run of the model.
     """
     failure: Mapping[str, Any] = {}
     said: dict[str, str] = {}
@@ -229,7 +228,7 @@ def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]
 
 
 def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
-    """Return environment and choices of all `rungs` together; a later one wins."""
+    """Return the environment variables and choices of all `rungs` together; a later rung overrides an earlier one."""
     environment: dict[str, str | None] = {}
     choices = Choices()
     for name in rungs:
@@ -239,7 +238,7 @@ def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
 
 
 def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[str]:
-    """Return the rungs already in effect, by the worker's environment and choices: trying them proves nothing."""
+    """Return the rungs already in effect by the worker's environment and choices; trying them would be useless."""
     # The general path has nothing to stream.
     values = choices.as_dict() | ({"streamed": EVERY_LAYER} if choices.path == "general" else {})
 
@@ -252,7 +251,8 @@ def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[st
 
 
 def open_failures(events: Iterable[Mapping[str, Any]]) -> list[Failure]:
-    """Return the failures since the last clean end: a killed supervisor's count continues, a new start begins anew."""
+    """Return the failures since the run last ended without one. After a killed supervisor the count continues; a new
+    start by the user begins a new count."""
     failures: list[Failure] = []
     for entry in events:
         if entry["event"] == "supervisor_ended":
@@ -263,13 +263,14 @@ def open_failures(events: Iterable[Mapping[str, Any]]) -> list[Failure]:
 
 
 def last_rungs(events: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic."""
+    """Return the recovery changes (rungs) in effect when the last supervisor ended or was killed; a resumed run keeps
+    them, so that its arithmetic does not change."""
     of = [entry["rungs"] for entry in events if entry["event"] in ("attempt", "action", "supervisor_ended")]
     return tuple(of[-1]) if of else ()
 
 
 def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
-    """Return by fault the rungs that helped others with a card of `machine`, in their order: name -> the thread."""
+    """Return fault -> rungs that helped others with a card of `machine`, each with the address of the report."""
     remedies: dict[str, dict[str, str]] = {}
     for remedy in (each for card in machine.cards if card.kind == "rocm" for each in remedies_of(card.architecture)):
         for fault in remedy["faults"]:
@@ -278,16 +279,17 @@ def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def remembered_rungs(fingerprint: str, model: str, now_s: float) -> tuple[str, ...]:
-    """Return the rungs that a run of `model` begins with here: those that a run needed within the last 30 days."""
+    """Return the recovery changes (rungs) with which a run of `model` begins on this machine: those that a run of it
+    needed within the last 30 days."""
     # They are kept in the machine's profile; another driver, card or torch has another profile.
     needed = read_profile(fingerprint).rungs.get(model, {})
     return tuple(name for name, time_s in needed.items() if name in RUNGS and now_s - time_s < FORGET_S)
 
 
 def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str], now_s: float) -> None:
-    """Remember that a run of `model` needed these rungs here.
+    """Store that a run of `model` needed these rungs on this machine.
 
-    Raises OSError where the profile can't be written.
+    Raises OSError if the profile can't be written.
     """
     profile, remembered = read_profile(fingerprint), remembered_rungs(fingerprint, model, now_s)
     before = profile.rungs.get(model, {})

@@ -1,7 +1,7 @@
-"""The supervisor of a run: it starts the worker, explains each death, climbs the ladder, and ends with what there is.
+"""The supervisor of a run: it starts the worker, diagnoses each death, tries the next change, and ends with a result.
 
-It never imports torch. Everything that happens is an event in RUN/events.jsonl, which this process alone writes. A
-supervisor that is killed itself is replaced by the next one, which continues from what is on disk.
+It never imports torch. Everything that happens is an event in RUN/events.jsonl, which only this process writes. If the
+supervisor itself is killed, the next one continues from the files on the disk.
 """
 
 import os
@@ -74,9 +74,9 @@ LOOK_S = 5.0
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The result of a run. `result` is the worker's own document; `faults` are the catalogue's ids in order.
+    """The outcome of a run. `result`: the worker's own document; `faults`: the ids of the diagnosed faults, in order.
 
-    `error`: what ended a run that is not done, and what to do.
+    `error`: the reason why a run is not done, with a hint on what to do.
     """
 
     status: str
@@ -88,7 +88,7 @@ class RunOutcome:
     error: HivetuneError | None = None
 
     def check(self) -> "RunOutcome":
-        """Return itself when done. Else raise what ended it: Stopped, RecoveryExhausted, or the worker's refusal."""
+        """Return this outcome if the run is done. Else raise Stopped, RecoveryExhausted, or the worker's error."""
         if self.error is not None:
             raise self.error
         return self
@@ -105,14 +105,13 @@ def supervise_run(
     replay: str | None = None,
     machine: Machine | None = None,
 ) -> RunOutcome:
-    """Train `run` to its end, whatever happens to its workers. Return how it ended (`RunOutcome.check` raises it).
+    """Train `run` to its end, whatever happens to its workers. Return its outcome; `RunOutcome.check` raises.
 
-    Attempts follow each other until one is done, a stop is asked for, or nothing is left to try. A full disk is a
-    pause, also when this process meets it first. SIGTERM, SIGHUP and Ctrl-C end the run after a checkpoint, a second
-    one ends it at once.
+    Attempts follow each other until one is done, a stop is requested, or no change is left to try. If the disk is full,
+    the run waits. SIGTERM, SIGHUP and Ctrl-C end the run after a checkpoint; a second one ends it at once.
 
-    Raises Busy when another process has the run, UsageError when model or data are not what they were, DoesNotFit when
-    the disk has no room for the run's checkpoints.
+    Raises Busy if another process trains the run, UsageError if the model or the data were changed, DoesNotFit if the
+    disk has no space for the run's checkpoints.
     """
     with lock_run(run), _Events(run / EVENTS) as events, StopRequest(terms.ends) as stop:
         machine = machine or read_machine(folder=run)
@@ -194,7 +193,7 @@ def _wait_for_disk(
 def write_with_retries(run: Path, write: Callable[[], None], on_wait: Callable[[str], None]) -> None:
     """Call `write`, again and again while the disk is full; Ctrl-C ends the wait. Raises other errors.
 
-    `on_wait` gets the reason for the wait.
+    `on_wait` is called with the reason for the wait.
     """
     if not _was_written(write):
         with _Events(run / EVENTS) as events:

@@ -36,11 +36,11 @@ GRADIENT = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.08}
 
 
 def verified_choices(load: Callable[[Choices], LoraModel], documents: Sequence[Document], truth_dtype: str) -> Choices:
-    """Return choices under which the model computes what transformers does, with the evidence as `agreement`.
+    """Return choices with which the model computes the same as transformers; `agreement` is the difference.
 
-    `load` makes a model without dropout under these choices over the run's; no two are alive at the same time.
-    `truth_dtype`: what transformers computes in, as wide as has room: in bfloat16 it was further from float64 than the
-    fast path for a mixture of experts, and no truth.
+    `load` returns a model without dropout under these choices; no two models are alive at the same time. `truth_dtype`:
+    the precision in which transformers computes, as wide as memory allows; in bfloat16, transformers differed more from
+    float64 than the fast path did, for a mixture of experts.
     """
     truth = answer(load(Choices(path="general", dtype=truth_dtype)), documents)
     wrong = ""
@@ -56,7 +56,7 @@ def verified_choices(load: Callable[[Choices], LoraModel], documents: Sequence[D
 
 
 def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
-    """Return the shortest of `rows`: at least one, as many as are cheap."""
+    """Return documents of the shortest of `rows`: at least one, and as many as are cheap."""
     chosen: list[int] = []
     for row in sorted(rows, key=lambda row: (snapshot.length(row), row))[:ROWS]:
         if not chosen or sum(map(snapshot.length, [*chosen, row])) <= TOKENS:
@@ -96,7 +96,8 @@ CANARY_TOKENS = 512
 
 
 class CanaryFailed(HivetuneError):
-    """Raised when the device computes wrong numbers at a shape of this run; all since the last test is doubtful."""
+    """Raised if the device computes a wrong product at a shape of this run; results since the last test are in
+    doubt."""
 
 
 class Shape(NamedTuple):
@@ -145,10 +146,10 @@ def check_products(model: LoraModel) -> int:
 
 
 def fault_of(shape: Shape, dtype: torch.dtype, device: torch.device, multiply: Multiply) -> str:
-    """Return what is wrong with one matrix product, or "" if it is correct. torch's own generators are not touched.
+    """Return the fault of one matrix product in words, or "" if it is correct. torch's own generators are not changed.
 
-    The factors are of -1, 0 and 1, with so few nonzeros in a row of the left one that sums are exact. The values of the
-    vector that checks are far enough below 2^53 / (K N) that its sums are exact too.
+    The factors contain -1, 0 and 1, with so few nonzeros in a row of the left one that all sums are exact. The values
+    of the checking vector are so far below 2^53 / (K N) that its sums are exact too.
     """
     m, n, k = shape
     generator = torch.Generator().manual_seed((m << 40) ^ (n << 20) ^ k)

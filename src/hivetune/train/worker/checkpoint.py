@@ -43,9 +43,9 @@ class NotFinite(ArithmeticError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state that survives a death: a function of plan and step, with no clock, host or speed in it.
+    """The state that is saved: a function of plan and step, without any clock, host or speed in it.
 
-    tensors: KIND -> PEFT name -> fp32. The random generators are not part of it: each step seeds them.
+    tensors: KIND -> PEFT name -> fp32. The random generators are not part of it, because each step seeds them.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -75,15 +75,15 @@ def checkpoint_files(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether all values are finite, without a temporary of the tensor's size."""
+    """Return whether all values are finite, without allocating a temporary of the tensor's size."""
     # A finite sum has finite terms; a sum that is not finite may have overflowed.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def load(folder: Path, kinds: Sequence[str] = KINDS) -> Checkpoint:
-    """Return the state in a checkpoint folder; of other tensors than `kinds` nothing is read.
+    """Return the state in a checkpoint folder, with the tensors of `kinds` only.
 
-    Raises UsageError for a damaged one, and for one that another version wrote.
+    Raises UsageError for a damaged checkpoint, and for one that another version wrote.
     """
     try:
         if problems := checkpoints.problems_of(folder):
@@ -105,7 +105,7 @@ def load(folder: Path, kinds: Sequence[str] = KINDS) -> Checkpoint:
 
 
 def load_newest_good(run: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest undamaged state (None: start at step 0), and in words what was passed over."""
+    """Return the newest intact state (None: start at step 0), and in words the problems of newer checkpoints."""
     newest = checkpoints.newest_good(run)
     problems = list(newest.damaged.values())
     if newest.damaged:
@@ -187,9 +187,9 @@ def _flat_state(session: Session) -> dict[str, Tensor]:
 
 
 def best_adapter(run: Path, last: Mapping[str, Tensor], state: LoopState) -> tuple[Mapping[str, Tensor], int, str]:
-    """Return the adapter that a run keeps and its step: the best by validation, else the `last`, which is of `state`.
+    """Return the adapter to keep and its step: the best by validation, else `last`, which belongs to `state`.
 
-    The third value says in words why the best one can't be kept, "" where it can.
+    The third value is the reason why the best one can't be used, "" if it is used.
     """
     if state.best is not None and state.best["step"] != state.step:
         try:
@@ -201,7 +201,7 @@ def best_adapter(run: Path, last: Mapping[str, Tensor], state: LoopState) -> tup
 
 
 def keep_best(session: Session) -> tuple[Mapping[str, Tensor], int]:
-    """Return the adapter that the run would keep now, and its step; journal where the best can't be read."""
+    """Return the adapter to keep if the run ended now, and its step; journal it if the best one can't be read."""
     adapter, step, problem = best_adapter(session.folder, session.model.adapter, session.state)
     if problem:
         journal(session, "problem", step=session.state.step, text=problem)

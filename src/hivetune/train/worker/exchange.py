@@ -45,32 +45,33 @@ SCORED_TOGETHER = 16
 
 
 def exponent_of(peak: float, before: int) -> int:
-    """Return the exponent of the next step's grid, after a largest value `peak`; `before` if there was no gradient."""
+    """Return the exponent of the rounding unit of the next step, from the largest absolute value of this step's
+    gradient, `peak`; `before` if there was no gradient."""
     if peak == 0:
         return before
     return min(max(math.frexp(peak)[1], MIN_EXPONENT), MAX_EXPONENT)
 
 
 def fits(peak: float, exponent: int, packs: int) -> bool:
-    """Return whether gradients up to `peak` are small enough to add `packs` of them on this grid."""
+    """Return whether `packs` gradients with absolute values up to `peak` can be added without overflow."""
     return peak <= 2.0 ** (exponent + HEADROOM_BITS) / packs
 
 
 def to_integers(grad_N: Tensor, exponent: int) -> Tensor:
-    """Return `grad_N` rounded to the grid, as int64 on the CPU. It must fit (`fits`)."""
+    """Return `grad_N` rounded to multiples of the rounding unit, as int64 on the CPU. `fits` must hold."""
     return torch.round(grad_N * 2.0 ** (SUM_BITS - HEADROOM_BITS - exponent)).to(torch.int64).cpu()
 
 
 def to_gradient(sum_N: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
-    """Return a sum of such integers as floating-point numbers, rounded once."""
+    """Return a sum of such integers as a floating-point gradient, rounded once."""
     return sum_N.to(dtype) * 2.0 ** (exponent + HEADROOM_BITS - SUM_BITS)
 
 
 @dataclass(frozen=True)
 class Summed:
-    """The `loss` of a step, a scalar: nll of its trained tokens; the gradient is in `grad_N`.
+    """The `loss` of a step (a scalar: the sum of nll over its trained tokens, in nats), whose gradient is in `grad_N`.
 
-    `exponent`: of the next step's grid.
+    `exponent`: that of the next step's rounding unit.
     """
 
     loss: Tensor
@@ -78,13 +79,13 @@ class Summed:
 
 
 class FloatExchange:
-    """The exchange of a single process, which adds in fp32."""
+    """The exchange of a run without `workers`: a single process, which adds in fp32."""
 
     def __init__(self, model: LoraModel, seed: int):
         self._model, self._seed = model, seed
 
     def backward(self, documents: Sequence[Document], step: int, *, scale: float, exponent: int) -> Summed:
-        """Leave the gradient of `scale` times the step's loss in the model's `grad_N`."""
+        """Write the gradient of `scale` times the step's loss to the model's `grad_N`, and return the loss."""
         torch.manual_seed(_seed_of(self._seed, step))
         self._model.grad_N.zero_()
         return Summed(self._model.backward(documents, scale), exponent)
@@ -95,14 +96,15 @@ class FloatExchange:
 
 
 class IntegerExchange:
-    """Sums of integers over the ranks: the same bits for any number of them."""
+    """The exchange of a run with `workers`: gradients are summed as integers over the ranks, with the same bits for any
+    number of ranks."""
 
     def __init__(self, model: LoraModel, seed: int, ranks: Ranks):
         self._model, self._seed, self._ranks = model, seed, ranks
         self._buffer = torch.empty(0, dtype=torch.int64)
 
     def backward(self, documents: Sequence[Document], step: int, *, scale: float, exponent: int) -> Summed:
-        """Do what `FloatExchange.backward` does, over all ranks; each rank has the same gradient afterwards."""
+        """Compute the same as `FloatExchange.backward` over all ranks; afterwards each rank has the same gradient."""
         model, ranks, grad_N = self._model, self._ranks, self._model.grad_N
         batches = model.micro_batches(documents)
         packs = len(batches)
@@ -133,7 +135,7 @@ class IntegerExchange:
         return Summed(loss, exponent_of(float(grad_N.abs().max()), exponent))
 
     def nll(self, documents: Sequence[Document]) -> list[float]:
-        """Return what `FloatExchange.nll` returns, computed by all ranks."""
+        """Return the same as `FloatExchange.nll`, computed by all ranks together."""
         starts = range(0, len(documents), SCORED_TOGETHER)
         nlls = torch.zeros(len(documents), dtype=torch.float64)
         for start in starts[self._ranks.number :: self._ranks.size]:

@@ -41,9 +41,9 @@ Score = Callable[[Sequence[Document]], list[float]]
 
 @dataclass(frozen=True)
 class WeightedDocuments:
-    """The documents of a step with their weights.
+    """The documents of a step, with their weights.
 
-    `added`: what their weights add to the sum of the good rows' nll, which the caller takes off the step's loss.
+    `added`: what these weights add to the sum of the good rows' nll; the caller subtracts it from the step's loss.
     """
 
     documents: list[Document]
@@ -53,9 +53,10 @@ class WeightedDocuments:
 def weigh(
     documents: Sequence[Document], better: Mapping[int, int | None], reference: Mapping[int, float], score: Score
 ) -> WeightedDocuments:
-    """Return the documents of a step with weights by their loss now. `better`: bad row -> the row it is compared with.
+    """Return a step's documents with weights that depend on their loss. `better`: bad row -> row with the better
+    answer.
 
-    `reference`: row -> nll when the lessons began.
+    `reference`: row -> nll in nats at the start of the lessons.
     """
     bad = [document for document in documents if document.row in better]
     compared = {better[document.row] for document in bad}
@@ -92,7 +93,7 @@ def _sigmoid(x: float) -> float:
 
 
 def start_lessons(session: Session) -> None:
-    """Begin to learn from bad answers where that is due, from the best adapter so far; its losses are the reference."""
+    """Before the first lesson, load the best adapter so far; its losses on the bad answers are the reference."""
     state, lessons_from = session.state, session.plan.lessons_from
     if lessons_from is None or state.step < lessons_from or state.reference is not None:
         return
@@ -119,12 +120,12 @@ def _measure_reference(session: Session) -> tuple[tuple[int, float], ...]:
 
 
 def better_answers(session: Session) -> dict[int, int | None]:
-    """Return bad row -> the row that it is compared with, None for a bad answer alone."""
+    """Return bad row -> the row with its better answer; None for a bad answer without one."""
     return {answer.row: answer.better for answer in session.snapshot.bad_rows()}
 
 
 def rate_and_weights(session: Session, documents: list[Document]) -> tuple[float, WeightedDocuments]:
-    """Return the learning rate of the next step and its documents, weighed where the lessons have begun."""
+    """Return the learning rate of the next step and its documents, which have weights if the lessons have begun."""
     state, lessons_from = session.state, session.plan.lessons_from
     if lessons_from is None or state.reference is None:
         return learning_rate(session.config, state.step, lessons_from or session.num_steps), WeightedDocuments(
@@ -135,7 +136,7 @@ def rate_and_weights(session: Session, documents: list[Document]) -> tuple[float
 
 
 def skip_to_lessons(session: Session) -> bool:
-    """Skip to the lessons when training before them has stopped improving. Return whether the plan has any."""
+    """Skip to the lessons if training before them has stopped improving. Return whether the plan has lessons left."""
     step, lessons_from = session.state.step, session.plan.lessons_from
     if lessons_from is None or step >= lessons_from:
         return False
@@ -149,7 +150,7 @@ def skip_to_lessons(session: Session) -> bool:
 
 
 def check_lessons(session: Session, loss: float) -> None:
-    """End the lessons when the validation rows have lost more than MAX_LOSS_RISE since they began."""
+    """End the lessons if the validation loss has risen by more than MAX_LOSS_RISE since they began."""
     state = session.state
     assert state.start_loss is not None
     if loss > state.start_loss + MAX_LOSS_RISE:

@@ -76,9 +76,9 @@ def train(session: Session) -> None:
 
 
 def make_step(session: Session) -> bool:
-    """Compute and journal one optimizer step. Raises StepNotFinite, LossDiverged.
+    """Compute one optimizer step and write it to the journal. Raises StepNotFinite, LossDiverged.
 
-    Return False where it does not count and is made again: its rows left the plan, or it was rolled back.
+    Return False if the step is repeated, because rows left the plan or because it was rolled back.
     """
     state, number = session.state, session.state.step
     # A death from here on is the step's, not that of the save before it.
@@ -132,7 +132,7 @@ def make_step(session: Session) -> bool:
 
 
 def pause(session: Session) -> None:
-    """Validate where it is due; at the end of a chunk also save a checkpoint, and reset the patience."""
+    """Validate if it is due; at the end of a chunk also save a checkpoint and reset the patience."""
     step, plan = session.state.step, session.plan
     ends_chunk = step in plan.chunk_ends
     if plan.lessons_from is not None and step > plan.lessons_from:
@@ -148,7 +148,8 @@ def pause(session: Session) -> None:
 
 
 def validate(session: Session) -> None:
-    """Score the sample of validation rows. A new best is saved; `patience` times without one ends the run."""
+    """Score the sample of validation rows. If the loss is the best so far, save a checkpoint; after `patience`
+    validations without a new best, end the training."""
     state = session.state
     if not session.sample_rows:
         return

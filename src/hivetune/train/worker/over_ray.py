@@ -1,7 +1,7 @@
-"""The ranks on a cluster: one placement group of the user's own Ray, and in it a task for each rank but rank 0.
+"""The ranks on a cluster: one placement group of the user's own Ray, with a task for each rank except rank 0.
 
-A rank is a task of Ray that runs the same loop in a folder of its own, with the rows and the model, which are carried
-once and kept below HOME/carried. Ray ends the tasks when rank 0, their driver, ends. Why not Ray Train: decision 0143.
+Each such task runs the same loop in a folder of its own. The rows and the model are copied to each machine once and
+kept below HOME/carried. Ray ends the tasks when rank 0, their driver, ends. Decision 0143: why not Ray Train.
 """
 
 import importlib
@@ -39,7 +39,7 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """The place of a rank: its bundle in the placement group, its machine, and its place among the ranks there."""
+    """The placement of a rank: its bundle in the placement group, its machine, and its number on that machine."""
 
     bundle: int
     host: str
@@ -50,10 +50,10 @@ class RankPlacement:
 
 
 def open_ranks_on_cluster(task: Train, head: str, threads: int) -> Ranks:
-    """Start the other ranks on the devices of the cluster and return rank 0's view; alone where there are none.
+    """Start the other ranks, if any, on the devices of the cluster, and return rank 0's view.
 
-    A rank takes a card (Ray's GPU), or `threads` of Ray's CPUs. Raises MachineNotFit when no `head` (HOST:PORT)
-    answers, or the cluster has no room.
+    A rank takes a card (Ray's GPU), or `threads` of Ray's CPUs. Raises MachineNotFit if no `head` (HOST:PORT) answers,
+    or if the cluster's devices are in use.
     """
     own = reach_cluster(head)
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}  # no telemetry of any kind
@@ -162,7 +162,7 @@ class _Ends:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that never changes: its path below the home, or elsewhere, and the hash of its manifest."""
+    """A folder that never changes: its path, relative to the home if it is below it, and its manifest's hash."""
 
     stored: str
     manifest: str
@@ -174,9 +174,9 @@ class Folder:
 
 
 def compute(task: Train, files: Mapping[str, bytes], folders: Sequence[Folder], chooses_card: bool) -> dict[str, Any]:
-    """Run the loop as one rank, in a task of Ray. Return the content of its outcome.json.
+    """Run the loop as one rank, in a Ray task. Return the content of its outcome.json.
 
-    `files` of the run's folder; `folders`: the model and the snapshot; `chooses_card`: by the task, not by Ray.
+    `files`: those of the run's folder. `folders`: the model and the snapshot. `chooses_card`: the task does, not Ray.
     """
     keep_private()
     removed = [name for name, value in task.environment.items() if value is None]
@@ -226,7 +226,7 @@ def receive(folder: Folder, name: str, offset: int, piece: bytes) -> None:
 
 
 def finish(folder: Folder) -> None:
-    """Make the received files the folder's copy. Raises MachineNotFit when they are not what was sent."""
+    """Rename the received files to the folder's final name. Raises MachineNotFit if they are not what was sent."""
     unfinished = _unfinished(folder)
     problems = manifest_problems(unfinished)
     if problems or sha256_file(unfinished / MANIFEST) != folder.manifest:

@@ -1,12 +1,12 @@
-"""The ranks of a run: equal processes, each with the run's plan and rows, that make every step together.
+"""The ranks of a run: equal processes, each with the run's plan and rows, which compute every step together.
 
 Rank 0 is the supervisor's child and writes the run's folder. It starts the other ranks: on this machine as children in
 its own session, so that a signal to the session reaches them all, or as tasks of a Ray cluster (over_ray.py). A rank
-gets what torchrun hands over in the environment (its number, how many there are, where they meet) in its task, because
-Kubernetes and SLURM put theirs into the environment.
+gets what torchrun passes in the environment (its number, the number of ranks, where they meet) in its task, because
+Kubernetes and SLURM set these variables to other values.
 
-Nothing here recovers. A rank that dies ends rank 0 in the same way, rank 0's end ends the others, and the supervisor
-starts all of them again from the newest checkpoint, which rank 0 reads and sends to the others.
+Nothing here recovers from faults. If a rank dies, rank 0 ends in the same way, its end ends the others, and the
+supervisor starts all of them again from the newest checkpoint, which rank 0 reads and sends to the others.
 """
 
 import faulthandler
@@ -55,7 +55,7 @@ class RankLost(HivetuneError):
 
 @dataclass(frozen=True)
 class RankEnd:
-    """The end of another rank: by a `signal`, or with the content of its outcome.json."""
+    """The end of another rank: the `signal` that killed it, or the content of its outcome.json."""
 
     number: int
     signal: int = 0
@@ -63,17 +63,16 @@ class RankEnd:
 
     @property
     def is_consequence(self) -> bool:
-        """Return whether it ended because another rank did."""
+        """Return whether the rank ended only because another rank did."""
         error = (self.outcome or {}).get("error") or {}
         return error.get("type") == RankLost.__name__
 
 
 class Ranks:
-    """One rank's view of all ranks of a run. Every call but the constructor's has to be made by all ranks alike.
+    """One rank's view of all ranks of a run. Every method must be called by all ranks in the same order.
 
-    `store` is where they meet, None for a rank alone; `address`: this machine's own towards the others.
-    `ends` returns how ranks ended so far: rank 0, which knows, then ends like them. `note`: what the run's journal
-    should say about them.
+    `store`: the store through which they connect, None for a single rank; `address`: this machine's own, for the
+    others. `ends` returns how other ranks ended so far; rank 0 then ends in the same way. `note`: for the journal.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Ranks:
         return self.number == 0
 
     def agree(self, value: _T, kind: type[_T], tensors: Iterable[Tensor] = ()) -> _T:
-        """Return rank 0's value on every rank, and copy rank 0's tensors into those of the others, in place."""
+        """Broadcast: return rank 0's value on every rank, and copy its tensors into those of the others, in place."""
         if self.size == 1:
             return value
         text = json.dumps(to_plain(value)).encode() if self.is_first else b""
@@ -113,7 +112,7 @@ class Ranks:
         return value if self.is_first else from_plain(kind, json.loads(bytes(content.tolist())))
 
     def add(self, integers: Tensor) -> None:
-        """Replace int64 on the CPU by their sum over all ranks, which is exact."""
+        """Replace an int64 tensor on the CPU by its sum over all ranks (an all-reduce), which is exact."""
         if self.size > 1:
             options = dist.AllreduceOptions()
             options.timeout = timedelta(seconds=SILENCE_S)

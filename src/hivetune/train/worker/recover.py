@@ -39,9 +39,9 @@ class LossDiverged(ArithmeticError):
 
 
 def quarantine(session: Session, documents: Sequence[Document], problem: str) -> None:
-    """Take the rows that are not finite out of the plan; the step is then made again without them.
+    """Remove the rows that are not finite from the plan; the step is then repeated without them.
 
-    Raises StepNotFinite where single rows are not the cause: the supervisor decides what to change.
+    Raises StepNotFinite if no single row is the cause; the supervisor then decides what to change.
     """
     step, plan = session.state.step, session.plan
     # One rank searches: a fault that comes and goes must not take different rows out of the ranks' plans.
@@ -75,7 +75,7 @@ def quarantine(session: Session, documents: Sequence[Document], problem: str) ->
 
 
 def roll_back(session: Session, spike: Spike) -> None:
-    """Return to a checkpoint before the spike and leave its rows out of those steps. Raises LossDiverged."""
+    """Return to a checkpoint before the spike, and remove the rows of its steps from the plan. Raises LossDiverged."""
     before = [a for a in session.plan.amendments if a.until_step is not None and a.reason != EARLY]
     if len(before) >= MAX_ROLLBACKS:
         raise LossDiverged(f"{spike.reason}; {len(before)} rollbacks with other data did not help: lower learning_rate")
@@ -91,9 +91,10 @@ def roll_back(session: Session, spike: Spike) -> None:
 
 @dataclass(frozen=True)
 class BadRows:
-    """The rows of a step that are not finite alone. `unreliable`: those that are at another length.
+    """The rows of a step that are not finite when computed alone. `unreliable`: those that are finite at another
+    length.
 
-    So these are not at fault: it is the arithmetic of this shape, or the machine.
+    Unreliable rows are not at fault: the cause is the arithmetic at this shape, or the machine.
     """
 
     rows: tuple[int, ...] = ()
@@ -124,7 +125,7 @@ def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
 
 
 def padded(document: Document) -> Document:
-    """Return the document padded with untrained tokens to the multiple of 64 after the next one."""
+    """Return the document with untrained tokens added, up to the second next multiple of 64 in length."""
     # Its shapes differ; in a causal model its loss and gradient do not.
     extra = 2 * PADDING - document.tokens_L.numel() % PADDING
     tokens_L = torch.cat([document.tokens_L, document.tokens_L[-1:].expand(extra)])
@@ -149,7 +150,7 @@ def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def load_newest_weights(task: Replay) -> LoraModel:
-    """Return the run's model with the weights of its newest good checkpoint, or those of the start."""
+    """Return the run's model with the weights of its newest intact checkpoint, or with its initial ones."""
     config, choices = read_resolved(task.run)
     choices = with_recovery_changes(config, complete(config.device, config.dtype, choices), task.changes)
     device, dtype = apply_choices(choices, config.memory_share)

@@ -43,11 +43,11 @@ CANARY_EVERY_S = 600.0
 
 
 class StepNotFinite(HivetuneError):
-    """Raised for a loss or gradient that is not finite and not the fault of single rows. Nothing was updated."""
+    """Raised for a loss or gradient that is not finite, if no single row is the cause. No weight was updated."""
 
 
 class AdamW:
-    """torch's fused AdamW (arXiv:1711.05101) of `master_N` and its gradient, with its two averages in reach."""
+    """torch's fused AdamW (arXiv:1711.05101) of `master_N`, with access to its two averages for checkpoints."""
 
     # Its state is a function of weights, averages and the number of updates, so a checkpoint needs nothing else.
     def __init__(self, master_N: Tensor, grad_N: Tensor, *, weight_decay: float):
@@ -83,17 +83,17 @@ def learning_rate(config: RunConfig, step: int, steps: int) -> float:
 
 
 def warmup_steps(warmup: float, steps: int) -> int:
-    """Return the steps of the warm-up: below 1 a share of the steps, from 1 their number; never more than there are."""
+    """Return the number of warm-up steps, at most `steps`: a `warmup` below 1 is a share, else a number."""
     return min(steps, math.ceil(warmup * steps) if warmup < 1 else round(warmup))
 
 
 @dataclass(frozen=True)
 class LoopState:
-    """All that the loop knows after `step` optimizer steps. It is part of every checkpoint.
+    """The state of the loop after `step` optimizer steps. It is part of every checkpoint.
 
-    best: {"step", "loss"} of the best validation. grid: the exponent of the next step's integers, where ranks add them.
-    start_loss, reference: the loss of the validation rows, and the nll of each bad answer and of those that they are
-    compared with, when the lessons began; None before that.
+    best: {"step", "loss"} of the best validation. grid: the exponent of the next step's rounding unit, if ranks add
+    integers. start_loss, reference: the loss of the validation rows, and the nll of each bad answer and of each better
+    answer, at the start of the lessons; None before that.
     """
 
     step: int = 0
@@ -109,10 +109,10 @@ class LoopState:
 
 @dataclass
 class Session:
-    """A run as its worker has it open. `plan` is replaced by its amended self, `state` by that of the newest step.
+    """A run as its worker has it open. `plan` and `state` are replaced when they change.
 
-    ranks: this process among the run's ranks. Those above 0 have a folder of their own, without checkpoints.
-    sample_rows: the validation rows that are scored. The last two are times on time.monotonic's clock.
+    ranks: this process among the run's ranks. Ranks above 0 have a folder of their own, without checkpoints.
+    sample_rows: the validation rows that are scored. The last two fields are times of time.monotonic, in seconds.
     """
 
     folder: Path
@@ -141,7 +141,7 @@ class Session:
 
     @property
     def validate_every(self) -> int:
-        """Return the steps between two validations: ten in a run, but at most about a tenth of the training's time."""
+        """Return the steps between two validations: ten in a run, but at most about a tenth of its time."""
         if self.config.validate_every is not None:
             return self.config.validate_every
         # A row costs a third in validation of what it costs in training (no backward pass): 0.1 is 10 / 3 of the rows.
@@ -210,7 +210,7 @@ def score_validation_sample(session: Session) -> Scored:
 
 
 def run_canary(session: Session, *, every_s: float = CANARY_EVERY_S) -> None:
-    """Test products at the run's own shapes, if the last test was at least `every_s` ago. Raises CanaryFailed."""
+    """Test matrix products at the run's shapes, if the last test was `every_s` seconds ago. Raises CanaryFailed."""
     if time.monotonic() - session.products_tested_s < every_s:
         return
     started = time.perf_counter()
@@ -221,9 +221,8 @@ def run_canary(session: Session, *, every_s: float = CANARY_EVERY_S) -> None:
 
 
 def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
-    """Append one line to metrics.jsonl, and its figures to TensorBoard's. `started` (of perf_counter) becomes
-    `seconds`.
-    """
+    """Append a line to metrics.jsonl, and its figures to TensorBoard's. `started` (of perf_counter) becomes
+    `seconds`."""
     if started is not None:
         fields["seconds"] = round(time.perf_counter() - started, 6)
     line = session.metrics.append(event, **fields)

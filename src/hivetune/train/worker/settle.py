@@ -1,7 +1,7 @@
 """The choices of a run, made by rules: device, precision and kernels, then the form of its steps, then the path.
 
 Each choice is a function of the config, the rows and the machine's facts, and is written to config.resolved.yaml, so a
-resumed run computes as it began. Nothing is timed. Free memory only lets a run start or refuses it.
+resumed run computes as it began. Nothing is timed. Free memory only decides whether a run starts.
 """
 
 import functools
@@ -50,8 +50,8 @@ STEPS_LOOKED_AT = 64
 def settle(run: Path, config: RunConfig, choices: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
     """Return `choices` with the missing ones made, and write them to config.resolved.yaml.
 
-    Raises MachineNotFit for a device that is not there, and DoesNotFit with what would fit, and where other programs
-    hold so much memory that a run can't begin.
+    Raises MachineNotFit for a device that does not exist; DoesNotFit, with settings that would fit, and also if other
+    programs use so much memory that the run can't start.
     """
     settled = choices
     # The number of threads decides how some products are rounded, so it does not depend on the number of ranks.
@@ -154,9 +154,9 @@ def _conditions(model: Path, settled: Choices) -> str:
 
 
 def complete(device: str, dtype: str, choices: Choices) -> Choices:
-    """Return `choices` with device, dtype, kernels, products and threads, by rules alone; what was chosen stays.
+    """Return `choices` with device, dtype, kernels, products and threads, by rules alone; values that are set are kept.
 
-    `device` and `dtype` are the settings. Raises MachineNotFit for a device that is not there.
+    `device` and `dtype` are the settings. Raises MachineNotFit for a device that does not exist.
     """
     name = choices.device or (_first_device() if device == "auto" else device)
     checked = check_device(name)
@@ -171,9 +171,9 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
 
 
 def with_recovery_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
-    """Return the settled choices with a recovery's changes over them (supervise/ladder.py); nothing is written.
+    """Return the settled choices, overridden by a recovery's changes (supervise/ladder.py); nothing is written.
 
-    On another kind of device everything that the device decides is decided anew.
+    If the device changes, everything that depends on it is chosen again.
     """
     # A run that leaves its card computes with the processor's precision and kernels, as one that began there. A rank
     # on another card has to round as rank 0 does.
@@ -247,9 +247,9 @@ def default_threads() -> int:
 
 
 def apply_choices(choices: Choices, memory_share: float | None = None) -> tuple[torch.device, torch.dtype]:
-    """Return device and precision of settled choices as torch names them; sets torch's number of threads.
+    """Return device and precision of settled choices as torch's objects; set torch's number of threads.
 
-    `memory_share`: of a card. Allocations beyond it fail, so a card that also draws the desktop keeps room for it.
+    `memory_share`: of a card's memory. Allocations beyond it fail, which leaves memory for a desktop on the card.
     """
     if choices.device is None or choices.dtype is None or choices.threads is None:
         raise ValueError("device, dtype and threads must be settled first")

@@ -27,7 +27,7 @@ SCORED_TOGETHER = 64
 
 
 def step_problem(loss: float, grad_norm: float) -> str | None:
-    """Return in words why this step must not reach the optimizer; None: it may."""
+    """Return the reason why this step must not update the weights, or None."""
     for name, value in (("loss", loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
             return f"the {name} is {value}"
@@ -43,7 +43,7 @@ def robust_z(value: float, window: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Spike:
-    """A spike of the loss: go back to a checkpoint of at most `first` steps and leave out the rows of first..last."""
+    """A spike of the loss: return to a checkpoint of at most `first` steps, and leave out the rows of first..last."""
 
     first: int
     last: int
@@ -52,10 +52,10 @@ class Spike:
 
 @dataclass(frozen=True)
 class LossHistory:
-    """The recent losses of a run, to detect spikes. Part of every checkpoint.
+    """The recent losses of a run, for the detection of spikes. It is part of every checkpoint.
 
-    high: the newest losses, if they are high; they do not count as usual until the next one is low. start: the usual
-    loss of the first steps, None until there are SETTLED of them.
+    high: the newest losses, if they are high; they count as usual only if the next one is low. start: the usual loss of
+    the first steps, None until there are SETTLED of them.
     """
 
     losses: tuple[float, ...] = ()
@@ -88,9 +88,9 @@ def _spike(step: int, num_high: int, reason: str) -> Spike:
 
 @dataclass(frozen=True)
 class Scored:
-    """The loss of scored rows, in nats per trained token.
+    """The mean loss of scored rows, in nats per trained token.
 
-    rows, tokens: those that it is of. not_finite: the rows that are left out of it.
+    rows, tokens: their numbers. not_finite: rows that are left out of the mean.
     """
 
     loss: float
@@ -102,9 +102,9 @@ class Scored:
 def score_rows(
     score: Callable[[list[Document]], list[float]], snapshot: Snapshot, rows: Sequence[int], beat: Callable[[], None]
 ) -> Scored | None:
-    """Return the mean loss of `rows`; None if none is finite.
+    """Return the mean loss of `rows`; None if no loss is finite.
 
-    `score` returns the nll of each document. `beat` is called before each part.
+    `score` returns the nll of each document in nats. `beat` is called before each part.
     """
     # Rows that begin alike stand together, so that a prefix is computed once.
     ordered = sorted(rows, key=lambda row: snapshot.tokens(row).tobytes())

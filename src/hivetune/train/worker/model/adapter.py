@@ -1,4 +1,4 @@
-"""The low-rank adapters as data: which modules have one, first values, and PEFT's two files. No forward pass.
+"""The low-rank adapters as data: the modules that have one, initial values, and PEFT's two files. No forward pass.
 
 Shapes: R rank, I inputs and O outputs of a linear module, N all adapter weights.
 """
@@ -44,7 +44,7 @@ def allocate(
 
 
 def same_views(flat_N: Tensor, adapter: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return views into `flat_N` with the layout of `adapter` in the master buffer."""
+    """Return views into `flat_N` with the same layout as `adapter` has in the master buffer."""
     return {
         name: flat_N.as_strided(view.size(), view.stride(), view.storage_offset()) for name, view in adapter.items()
     }
@@ -52,9 +52,10 @@ def same_views(flat_N: Tensor, adapter: Mapping[str, Tensor]) -> dict[str, Tenso
 
 @torch.no_grad()
 def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
-    """Draw A uniform in +-1/sqrt(I) as PEFT and the LoRA authors do, B zero; each tensor from its own name and `seed`.
+    """Draw A uniformly from +-1/sqrt(I), as PEFT and the authors of LoRA do, and set B to zero. The seed of each tensor
+    depends on its name and `seed`.
 
-    The values do not depend on the order of the modules, on the path or on which others have an adapter.
+    So the values do not depend on the order of the modules, on the path, or on which other modules have an adapter.
     """
     for name, view in adapter.items():
         if ".lora_A." not in name:
@@ -68,7 +69,7 @@ def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
 
 
 def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int, model_folder: Path) -> None:
-    """Set the values before the first step: drawn (`initialise`), or those of the adapter at `lora.start`.
+    """Set the values before the first step: drawn by `initialise`, or those of the adapter in the folder `lora.start`.
 
     Raises UsageError for an adapter of another base, rank or scale.
     """
@@ -95,7 +96,7 @@ def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int, model_fold
 
 
 def is_as_begun(adapter: Mapping[str, Tensor], lora: LoraConfig) -> bool:
-    """Return whether the adapter computes the same as before the first step."""
+    """Return whether the adapter still computes the same as before the first step."""
     if lora.start is None:
         return not any(bool(view.any()) for name, view in adapter.items() if ".lora_B." in name)
     tensors = read_adapter(Path(lora.start))[1]
@@ -113,7 +114,7 @@ def base_name(model_folder: Path) -> tuple[str, str | None]:
 def write_adapter(
     folder: Path, adapter: Mapping[str, Tensor], lora: LoraConfig, base: str, revision: str | None
 ) -> None:
-    """Write PEFT's two files, fp32, each whole or not at all. `base`, `revision`: where PEFT finds the base model."""
+    """Write PEFT's two files in fp32, each complete or not at all. `base`, `revision`: PEFT's name of the base."""
     modules = [name.removeprefix(PREFIX).removesuffix(A_WEIGHT) for name in adapter if name.endswith(A_WEIGHT)]
     config = {
         "peft_type": "LORA",
@@ -183,8 +184,8 @@ def _fault_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
 
 @torch.no_grad()
 def fill(adapter: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy `tensors` into those of the adapter. Raises UsageError, naming `where` they come from, when names or shapes
-    differ: they belong to another base model or LoRA rank."""
+    """Copy `tensors` into those of the adapter. Raises UsageError that names their origin, `where`, if names or shapes
+    differ, because they belong to another base model or LoRA rank."""
     if adapter.keys() != tensors.keys():
         differing = sorted(adapter.keys() ^ tensors.keys())
         raise UsageError(

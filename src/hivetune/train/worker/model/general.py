@@ -48,7 +48,7 @@ CAPPED = "hivetune_capped"
 class AdapterState:
     """The state that all adapters of a model share: whether they apply, and whether dropout does.
 
-    Ranks are padded with zeros to a multiple of `rank_multiple`: no factor may be narrower than a card's tile.
+    Ranks are padded with zeros to a multiple of `rank_multiple`, because no factor may be narrower than a card's tile.
     """
 
     def __init__(self, lora: LoraConfig, rank_multiple: int):
@@ -65,7 +65,7 @@ class AdapterState:
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear module plus scale * B A of its input, the small products in the input's dtype."""
+    """A frozen linear module plus scale * B A x of its input x, computed in the input's dtype."""
 
     def __init__(self, base: nn.Module, a_RI: nn.Parameter, b_OR: nn.Parameter, state: AdapterState):
         super().__init__()
@@ -175,7 +175,8 @@ class GeneralModel:
         return torch.cat(nll)
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
-        """Return document numbers, longest first, as many as fit the budget when padded. A longer one is alone."""
+        """Return document numbers per micro-batch, longest first, as many as fit the budget when padded. A document
+        that is longer than the budget is alone."""
         lengths = [len(document.tokens_L) for document in documents]
         batches: list[list[int]] = []
         for number in sorted(range(len(documents)), key=lambda number: (-lengths[number], number)):

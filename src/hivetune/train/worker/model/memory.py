@@ -1,7 +1,6 @@
-"""Memory for operands of products: its content before it is written, and the slack after it.
+"""Memory for operands of matrix products: its initial content, and the padding (slack) after it.
 
-Libraries read past operands. So a slice is copied where its rows end inside a block, and on cards operands have slack
-behind them.
+Some libraries read past operands. So some slices are copied, and on cards operands are padded.
 """
 
 import math
@@ -28,7 +27,7 @@ POISONED = os.environ.get(POISON_VARIABLE) == "1"
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of masters, of the residual stream and of reductions, where products are computed in `dtype`."""
+    """Return the dtype of master weights, residual stream and reductions, where products are computed in `dtype`."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -47,7 +46,7 @@ def poison(memory: Tensor) -> Tensor:
 
 
 def memory_for(size_bytes: int, device: torch.device) -> Tensor:
-    """Return bytes that are not written yet; zero where kernels may read past what will be written."""
+    """Return uninitialized bytes; zeros where kernels may read beyond what will be written."""
     memory_n = allocate(size_bytes, device)
     if device.type in PADDED_DEVICES:
         memory_n.zero_()
@@ -55,12 +54,12 @@ def memory_for(size_bytes: int, device: torch.device) -> Tensor:
 
 
 def allocate(size_bytes: int, device: torch.device) -> Tensor:
-    """Return bytes of the device. A test replaces it by memory that ends at an unmapped page."""
+    """Return bytes on the device. A test replaces this function by one whose memory ends at an unmapped page."""
     return torch.empty(size_bytes, dtype=torch.uint8, device=device)
 
 
 def slack_values(shape: Sequence[int], device: torch.device) -> int:
-    """Return how many values to reserve after a matrix of this shape: to the end of its last row's tiles."""
+    """Return the number of values to reserve after a matrix of this shape, up to the end of its last tiles."""
     if device.type not in PADDED_DEVICES:
         return 0
     row_values: int = math.prod(shape[1:])
@@ -68,14 +67,14 @@ def slack_values(shape: Sequence[int], device: torch.device) -> int:
 
 
 def padded_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an operand of zeros, with its slack after it."""
+    """Return an operand of zeros, with padding after it."""
     values = math.prod(shape)
     size = (values + slack_values(shape, device)) * dtype.itemsize
     return memory_for(size, device)[: values * dtype.itemsize].view(dtype).view(shape).zero_()
 
 
 def left_factor(a_MK: Tensor) -> Tensor:
-    """Return `a_MK`, or a copy with zeros after each row of a slice whose rows end inside a block of AMX."""
+    """Return `a_MK`, or, for a slice whose rows end inside a block of AMX, a copy with zeros after each row."""
     rows, inner = a_MK.shape
     missing = -inner % INNER_BLOCK
     whole = a_MK.dtype.itemsize != 2 or not missing or a_MK.device.type != "cpu"
@@ -94,7 +93,7 @@ def mm(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 
 
 class Workspace:
-    """Buffers by name that live as long as the model: each step overwrites the values of the one before."""
+    """Buffers by name that live as long as the model. Each step overwrites the values of the previous one."""
 
     # Fresh pages cost as much as the work on them (a 4 MB buffer: 0.4 ms of page faults against 2.5 ms for its matrix
     # product, docs/log.md).
@@ -105,7 +104,7 @@ class Workspace:
         self._views: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Return a view of the buffer `name`, grown if need be. Its content is undefined."""
+        """Return a view of the buffer `name`, which grows if necessary. Its content is undefined."""
         view = self._views.get(name)  # mostly the same as last time
         if view is not None and view.shape == shape and view.dtype == dtype:
             return poison(view)

@@ -50,27 +50,27 @@ class LoraModel(Protocol):
         ...
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-        """Compute out = a b with the library that multiplies the model's large matrices."""
+        """Compute out = a b with the library that computes the model's large products."""
         ...
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         """Add d(scale * sum of weight * nll) / d master to `grad_N`. Return the unscaled sum of weight * nll in nats.
 
-        The sum is over trained tokens. Makes its own micro-batches. Returns a float scalar on `device` without waiting
-        for it.
+        The sum is over trained tokens. The documents are divided into micro-batches here. The returned scalar is on
+        `device`; the call does not wait for it.
         """
         ...
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
-        """Return the micro-batches of `backward` as indices of documents; they follow from contents and choices."""
+        """Return the micro-batches of `backward` as indices of documents; they depend on contents and choices."""
         ...
 
     def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
-        """Do what `backward` does with these documents as one micro-batch, whatever its size."""
+        """Compute the same as `backward`, with all documents as one micro-batch, whatever its size."""
         ...
 
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
-        """Return float [len(documents)]: the sum over the trained tokens of each; `adapter` False: of the base."""
+        """Return each document's sum of nll over its trained tokens, in nats. `adapter` False: of the base."""
         ...
 
 
@@ -78,7 +78,7 @@ _Part = TypeVar("_Part")
 
 
 def halved(batches: Sequence[list[_Part]], halvings: int) -> list[list[_Part]]:
-    """Cut each micro-batch into 2 ** `halvings` parts, or into single documents: a rung of memory recovery."""
+    """Return the micro-batches, each cut into 2 ** `halvings` parts, or into single documents."""
     # The budget is not halved instead, because half a budget that no step fills would change nothing.
     parts: list[list[_Part]] = []
     for batch in batches:

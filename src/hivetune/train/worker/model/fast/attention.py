@@ -1,7 +1,7 @@
-"""Attention of a layout: each query sees its parents' keys and its own segment's before it.
+"""Attention of a layout: a query attends to the keys of its parent segments, and to earlier ones of its own segment.
 
-Two implementations: the C++ kernels, and torch, whose SDPA computes segments of similar size as a batch. There their
-keys are gathered along their paths, so nothing crosses documents. Backward recomputes the scores.
+There are two implementations: the C++ kernels, and torch, whose SDPA computes segments of similar size as a batch. For
+torch the keys are gathered along their paths, so documents stay separate. The backward pass recomputes the scores.
 
 Shapes: T tokens, H query heads, E channels of a head, S segments of a batch, Q queries and K keys of each, padded.
 """
@@ -38,7 +38,7 @@ SIZE_STEP = 64
 
 
 class Attention(Protocol):
-    """Attention of one layout. The qkv buffer holds [q | k | v | ...] in each row, rotary already applied."""
+    """Attention of one layout. Each row of the qkv buffer is [q | k | v | ...], after rotary positions."""
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
         """Write attention's output [T, heads * head_dim], and the logarithm of each softmax's sum for `backward`.
@@ -55,15 +55,14 @@ class Attention(Protocol):
 def attention_of(
     ops: Ops, layout: Layout, tables: Sequence[Tensor], spec: ModelSpec, workspace: Workspace
 ) -> Attention:
-    """Return attention of one layout; `tables`: its `tables_for`, on the device."""
+    """Return the attention of one layout. `tables`: the result of `tables_for`, moved to the device."""
     if ops.native and not ops.eager:
         return NativeAttention(layout, spec, ops.native, workspace)
     return TorchAttention(tables, spec, eager=ops.eager)
 
 
 def tables_for(ops: Ops, layout: Layout) -> tuple[Tensor, ...]:
-    """Return the index tables that torch's attention reads, on the host; empty for the kernels, which make their
-    own."""
+    """Return the index tables of torch's attention, on the host; an empty tuple for the kernels, which need none."""
     return () if ops.native and not ops.eager else segment_tables(layout)
 
 
@@ -113,7 +112,7 @@ class NativeAttention:
 class SegmentBatch:
     """Segments of similar size. query_SQ, key_SK: flat token numbers; padding repeats token 0.
 
-    place_N: the positions of the real queries among the S * Q; row_N: which flat row each of them is.
+    place_N: the positions of the real queries among the S * Q; row_N: the flat row of each of them.
     """
 
     query_SQ: Tensor
@@ -201,7 +200,7 @@ def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, s
 
 
 def segment_tables(layout: Layout) -> tuple[Tensor, ...]:
-    """Return the index tables of a layout, on the host: a SegmentBatch's for each class of similar segments."""
+    """Return a layout's index tables, on the host: of a SegmentBatch for each group of segments of similar size."""
     classes: dict[tuple[int, int], list[int]] = {}
     for number, segment in enumerate(layout.segments):
         sizes = segment.size, segment.depth + segment.size

@@ -103,7 +103,7 @@ def kernel_of(dtype: torch.dtype, name: str, kinds: tuple[Any, ...]) -> Callable
 
 
 def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-    """Multiply by oneDNN in blocks of rows, because it keeps code for each row count and returns a new tensor."""
+    """Multiply with oneDNN in blocks of rows, because it compiles code for each number of rows."""
     b_NK = b_KN.t()
     for first in range(0, len(a_MK), ROWS):
         rows = slice(first, first + ROWS)
@@ -111,7 +111,7 @@ def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 
 
 def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-    """Multiply by our own kernel: rows of all three may be strided; b may lie as [N, K]. Raises ValueError else."""
+    """Multiply with our own kernel. Rows of all three may be strided; b may be stored as [N, K]. Raises ValueError."""
     if a_MK.stride(1) != 1 or out_MN.stride(1) != 1 or 1 not in b_KN.stride():
         raise ValueError(f"rows of {a_MK.stride()}, {b_KN.stride()} and {out_MN.stride()} are not contiguous")
     turned = b_KN.stride(1) != 1

@@ -60,7 +60,7 @@ def library(dtype: str) -> ctypes.CDLL:
 
 
 def missing_kernels_reason() -> str:
-    """Return why the library of a dtype is missing here, or "" if all exist. They are compiled in parallel."""
+    """Compile the missing libraries in parallel. Return the reason if one can't be had, or "" if all exist."""
     try:
         with ThreadPoolExecutor() as pool:
             list(pool.map(library, DTYPE_FLAGS))

@@ -83,7 +83,8 @@ class Saved:
 
 @dataclass
 class LayerContext:
-    """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass."""
+    """The state of one micro-batch on its way through the layers. `adapter` False: compute the base alone. `keep`: keep
+    what a backward pass needs."""
 
     spec: ModelSpec
     weights: Weights
@@ -107,7 +108,8 @@ class LayerContext:
         return index == len(self.weights.layers) - 1
 
     def drop_of(self, index: int) -> Drop | None:
-        """Return dropout of the S rows that a product of layer `index` sees after attention."""
+        """Return the dropout of the S rows that a product of layer `index` reads after attention; None without
+        dropout."""
         rows_R = self.batch.rows_R
         return self.drop if self.drop is None or rows_R is None or not self.is_last(index) else self.drop.of(rows_R)
 
@@ -164,9 +166,9 @@ def forward_layer(ctx: LayerContext, index: int, x_TD: Tensor, delta_TD: Tensor 
 
 
 def backward_layer(ctx: LayerContext, index: int, saved: Saved, dx_SD: Tensor) -> Tensor | None:
-    """Return the gradient of the layer's input from its output's, and add the adapters' gradients. None for layer 0.
+    """Return the gradient of the layer's input (None for layer 0), and add the adapters' gradients.
 
-    `dx_SD` (wide) is written over: the residual gradient passes through it.
+    `dx_SD` (wide) is overwritten: the gradient of the residual stream passes through it.
     """
     _backward_mlp(ctx, index, saved, dx_SD)
     spec, layer = ctx.spec, ctx.weights.layers[index]
@@ -275,7 +277,7 @@ def enter(
     y_TD: Tensor,
     rstd_T: Tensor,
 ) -> None:
-    """Write the stream, and its norm, which attention or the MLP reads; without a norm the stream itself."""
+    """Write the stream, and its norm (or the stream itself), which attention or the MLP reads."""
     # OLMo 2 norms what attention and the MLP return instead (`sandwich`).
     if w_D is not None:
         ctx.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, ctx.spec.eps, y_TD, rstd_T)
@@ -288,7 +290,7 @@ def enter(
 def enter_backward(
     ctx: LayerContext, w_D: Tensor | None, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, dx_TD: Tensor, y_TD: Tensor
 ) -> None:
-    """Add the gradient of `enter` to the stream's, and recompute what attention or the MLP read."""
+    """Add the gradient of `enter` to the stream's, and recompute the input of attention or of the MLP."""
     if w_D is not None:
         ctx.ops.norm_backward(dy_TD, x_TD, rstd_T, w_D, dx_TD, y_TD)
         return
@@ -297,7 +299,7 @@ def enter_backward(
 
 
 def turn(ctx: LayerContext, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Norm the heads of q and k where the model does so, then rotate them, in place. Return the norms' inputs."""
+    """Normalize the heads of q and k if the model does so, then rotate them, in place. Return the norms' inputs."""
     inner = {}
     for name, part_TN in _normed_parts(ctx.spec, qkv_TW):
         size = part_TN.shape[1] if ctx.spec.family.wide_norms else ctx.spec.head_dim
@@ -308,7 +310,7 @@ def turn(ctx: LayerContext, index: int, qkv_TW: Tensor, slot: str) -> dict[str, 
 
 
 def norm_and_rotate_backward(ctx: LayerContext, index: int, dqkv_TW: Tensor, saved: Saved) -> None:
-    """Rotate gradients back, then go back through the norms of the heads, in place."""
+    """Compute the gradients of `turn` in place: of the rotation first, then of the norms of the heads."""
     _rotate(ctx, index, dqkv_TW, inverse=True)
     for name, part_TN in _normed_parts(ctx.spec, dqkv_TW):
         part_TN.copy_(_inner_norm_backward(ctx, index, name, part_TN, saved))
@@ -332,9 +334,9 @@ def _normed_parts(spec: ModelSpec, qkv_TW: Tensor) -> list[tuple[str, Tensor]]:
 def sandwich(
     ctx: LayerContext, index: int, name: str, y_SW: Tensor, inner: dict[str, tuple[Tensor, Tensor]], slot: str
 ) -> Tensor:
-    """Return the delta of the stream: the product's output without rank columns.
+    """Return the delta of the stream: the product's output without its rank columns.
 
-    It is normed again in Gemma 2 and 3, and multiplied in Granite.
+    It is normalized again in Gemma 2 and 3, and multiplied by a factor in Granite.
     """
     delta_SD = y_SW[:, : ctx.spec.hidden]
     if ctx.spec.delta_scale != 1.0:

@@ -43,12 +43,12 @@ CHUNK_LOGITS = 16 << 20
 
 
 def chunk_rows(vocab: int) -> int:
-    """Return the entries of a chunk, a multiple of 64."""
+    """Return the number of loss entries in a chunk of logits, a multiple of 64."""
     return max(64, CHUNK_LOGITS // vocab // 64 * 64)
 
 
 def final_norm(ctx: LayerContext, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normed rows of the last layer's output x + delta, that output, wide, and its rstd."""
+    """Return the normalized rows of the last layer's output x + delta, that output (wide), and its rstd."""
     sum_RD, rstd_R = ctx.buffer("final", *x_RD.shape, wide=True), ctx.buffer("final_rstd", len(x_RD), wide=True)
     y_RD = ctx.buffer("y", *x_RD.shape)
     ctx.ops.add_norm(x_RD, delta_RD, sum_RD, ctx.weights.norm_D, ctx.spec.eps, y_RD, rstd_R)
@@ -72,9 +72,9 @@ def loss_and_gradient(ctx: LayerContext, x_RD: Tensor, delta_RD: Tensor) -> tupl
 
 
 def entry_nll(ctx: LayerContext, y_RD: Tensor, dy_RD: Tensor | None) -> Tensor:
-    """Return nll of all entries, valid until the next micro-batch.
+    """Return the nll of all loss entries in nats, valid until the next micro-batch.
 
-    The gradient of the normed rows is written to `dy_RD` if it is given.
+    If `dy_RD` is given, the gradient of the normalized rows is written to it.
     """
     spec, batch, head_VD = ctx.spec, ctx.batch, ctx.weights.head_VD
     count_E = batch.count_E

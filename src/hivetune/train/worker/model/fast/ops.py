@@ -35,9 +35,9 @@ ROW_FUNCTIONS: dict[str, Callable[..., None]] = {}
 
 
 def has_kernel(operation: _Operation[_Arguments]) -> _Operation[_Arguments]:
-    """Let the kernel of this name compute the operation where the kernels are loaded; else it is computed as written.
+    """Mark an operation that has a kernel of the same name, which computes it if the kernels are loaded.
 
-    The kernel takes what the operation declares, in this order.
+    The kernel takes the operation's arguments, in this order.
     """
     name, declared = operation.__name__, get_type_hints(operation)
     KERNELS[name] = tuple(C_TYPES[kind] for argument, kind in declared.items() if argument != "return")
@@ -84,7 +84,7 @@ class Ops:
         self._wide_products = wide_products
 
     def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
-        """Compute y = [x W^T + bias + S B'^T | S] with S = x A^T: one product of all rows, then `adapt`."""
+        """Compute y = [x W^T + bias + S B'^T | S] with S = x A^T, by one product for all columns, and then `adapt`."""
         # Our own product adds bias and adapters in its sums, which are rounded once.
         if self.multiply is by_native:
             self.kernels["project"](x_TK, group, y_TW)
@@ -113,7 +113,7 @@ class Ops:
     def norm_backward(
         self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
     ) -> None:
-        """Add the gradient of y = x * rstd * w to dx, which is wide; y itself is recomputed on request.
+        """Add the gradient of y = x * rstd * w to dx, which is wide; recompute y if requested.
 
         With u = x * rstd and du = dy * w, RMSNorm's gradient is rstd * (du - u * mean(du * u)).
         """
@@ -158,7 +158,7 @@ class Ops:
 
     @has_kernel
     def adapt(self, y_TW: Tensor, group: Group, *, adapter: bool) -> None:
-        """Add the bias to y, and S B'^T to each member's columns; S lies in the rank columns of y itself."""
+        """Add the bias to y, and S B'^T to the columns of each member; S is in the rank columns of y itself."""
         if group.bias_N is not None:
             y_TW[:, : group.outputs] += group.bias_N
         for member in group.adapted if adapter else ():
@@ -248,10 +248,10 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def ops_for(choices: Choices, device: torch.device, dtype: torch.dtype) -> Ops:
-    """Return the operations that these choices ask for; the name says why it is the plain form.
+    """Return the operations for these choices; if they are in plain torch, the name gives the reason.
 
-    Raises MachineNotFit when the `native` kernels can't be had: a run that began with them must not continue with other
-    roundings silently. A run that continues on a card computes with torch, whatever it began with on a processor.
+    Raises MachineNotFit if the `native` kernels are missing: a run that began with them must not continue with other
+    roundings silently. A run that continues on a card computes with torch, even if it began with kernels on a CPU.
     """
     can_onednn = dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available()
     multiply = by_onednn if choices.products == "onednn" and can_onednn else mm
@@ -287,7 +287,8 @@ def _has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Drop:
-    """Dropout of the rows of a product. `rate`: the share of inputs left out; key_T: int64, one for each row."""
+    """Dropout of the rows of a product. `rate`: the share of inputs that is set to zero. key_T: int64 seed of
+    each row."""
 
     # A mask is a function, no draw: of the row's key, which follows from the step and from the tokens up to this one,
     # of the module and of the column. So it is the same in the backward pass, after a resume, in any order of the rows.

@@ -1,7 +1,6 @@
 """The specification of a model for the fast path, from its config.json: activation, windows, rotations, scales.
 
-Sizes and differences between families come from models/. A setting that is not fully
-understood is refused with a reason, and the general path runs instead.
+Sizes and differences between families come from models/. A config with an unknown setting is refused with a reason.
 """
 
 import json
@@ -18,14 +17,14 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "ge
 
 
 class NotFast(Exception):
-    """Raised with the reason why the fast path does not know a model."""
+    """Raised, with the reason, for a model that the fast path does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The settings that differ between layers. `rope`: index into `ModelSpec.ropes`, None: no positions (SmolLM3).
+    """The properties that differ between layers. `rope`: index into `ModelSpec.ropes`, None: no positions (SmolLM3).
 
-    window: a position sees itself and the window - 1 before it; None: everything before it.
+    window: number of positions that a position attends to, itself included; None: all positions up to itself.
     """
 
     rope: int | None
@@ -38,11 +37,10 @@ Frequencies = tuple[float, ...]
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model. Sizes are in elements; `family` says the rest (models/families.py).
+    """The specification of a model. Sizes are numbers of elements; `family`: see models/families.py.
 
-    RMS norms add `eps` to the mean square.
-
-    delta_scale: what each part of a layer is multiplied by before it is added to the stream; logit_scale: the logits.
+    eps: what RMS norms add to the mean square. delta_scale: the factor of each part of a layer before it is added to
+    the stream; logit_scale: the factor of the logits.
     """
 
     family: Family

@@ -19,13 +19,13 @@ MASK_64 = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class BatchTables:
-    """A layout in tables, all on the host or all on one device.
+    """The index tables of a layout, all on the host or all on one device.
 
-    tokens_T: token ids. angles: cos and sin [T, rotated pairs] of each of the model's rotations in turn. attention:
-    what its kernels read. rows_R: the flat rows that predict something, None when all do. entry_row_E: which of those
-    rows an entry is of. target_E: the token it must predict. count_E: what its loss is multiplied by (how many
-    documents train it, 0 for padding). straight: entry i is of row i and there are no others, so that nothing needs to
-    be gathered. key_T: what dropout's masks follow from, None without dropout.
+    tokens_T: token ids. angles: cos and sin [T, rotated pairs] of each of the model's rotations in turn. attention: the
+    tables that its attention reads. rows_R: the flat rows that predict a token, None if all do. entry_row_E: for each
+    loss entry, its index into these rows. target_E: the token to predict. count_E: the factor of its loss (the number
+    of documents that train it, 0 for padding). straight: entry i is of row i and there are no others, so nothing needs
+    to be gathered. key_T: the seeds of dropout's masks, None without dropout.
     """
 
     layout: Layout
@@ -40,11 +40,11 @@ class BatchTables:
     key_T: Tensor | None
 
     def on(self, device: torch.device) -> "BatchTables":
-        """Return a copy on the device, which the host does not wait for; on a processor the tables themselves."""
+        """Return a copy on the device, without waiting for the transfer; on a CPU return the tables themselves."""
         return self if device.type == "cpu" else self.changed(lambda table: table.to(device, non_blocking=True))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "BatchTables":
-        """Return a copy in which `change` was applied to each table."""
+        """Return a copy with `change` applied to each table."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         single = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(
@@ -61,9 +61,9 @@ def make_tables(
     pad: Padding,
     keys: Sequence[int] | None,
 ) -> BatchTables:
-    """Return the tables of a layout. `attention`: its `attention.tables_for`.
+    """Return the tables of a layout. `attention`: the result of `attention.tables_for`.
 
-    `keys`: of dropout, None without it.
+    `keys`: the seeds of dropout's masks, None without dropout.
     """
     # Padding entries may fall on rows that have one already; then rows without an entry are added.
     computed = set(layout.rows)

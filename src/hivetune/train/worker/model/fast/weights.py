@@ -1,7 +1,8 @@
-"""The frozen matrices of a model, read and merged, with room for the adapters' rows below, and the adapters' places.
+"""The frozen matrices of a model, read and merged, with space below each for the adapters' rows.
 
-From the files up: `Checkpoint` reads tensors; a layer's matrices are views of one block of bytes (`block_views`), which
-a `LayerStream` fills again and again for layers that do not stay on the device; `Weights` is what the passes read.
+`Checkpoint` reads tensors from files. A layer's matrices are views of one block of bytes (`block_views`). For layers
+that are not kept on the device, a `LayerStream` fills such a block again and again. Forward and backward read
+`Weights`.
 
 Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), W = N + R, D hidden
 size.
@@ -41,9 +42,9 @@ CONVERTED_VALUES = 1 << 14
 
 
 class Checkpoint:
-    """Tensors by name from a folder's safetensors files, which stay open: one that is deleted is still read.
+    """Tensors by name from a folder's safetensors files, which are kept open, so that a deleted file can still be read.
 
-    Names are those of a text model (`layers.0.mlp.up_proj.weight`); multimodal checkpoints carry a prefix.
+    Names are those of a text model (`layers.0.mlp.up_proj.weight`); in multimodal checkpoints they have a prefix.
     """
 
     # Reads, not a mapping: mapped pages of a model count as the process's own memory, and a mapped file that becomes
@@ -144,15 +145,15 @@ def block_bytes(shapes: Sequence[Shape], dtype: torch.dtype) -> int:
 
 
 class LayerStream:
-    """The frozen weights of a model's first layers, brought ahead of the computing to `places` that take turns.
+    """The frozen weights of a model's first layers, read ahead of the computation into three buffers, the `places`.
 
-    `sizes`: bytes of each layer; `read` fills memory of the CPU with a layer. Layer i always comes to place i mod 3, so
-    addresses are fixed and a layer's matrices are views that never change. While layer i is computed the next two are
-    there or on their way, forward and backward. What the forward pass read last is what the backward pass needs first,
-    and is not read again.
+    `sizes`: bytes of each layer; `read` fills memory of the CPU with a layer. Layer i always goes to buffer i mod 3, so
+    addresses are fixed, and a layer's matrices are views that never change. While layer i is computed, the next two are
+    in memory or being read, forward and backward. The layers that the forward pass read last are the first that the
+    backward pass needs, and are not read again.
 
-    On a processor a thread reads layers from the files. To a card it copies them from pinned host memory, which holds
-    all of them: the host only says with events what comes after what, and waits for neither copies nor computing.
+    On a CPU a thread reads layers from the files. To a card it copies them from pinned host memory, which contains all
+    of them; the order of copies and computation is enforced by events, so the host waits for neither.
     """
 
     def __init__(
@@ -174,9 +175,9 @@ class LayerStream:
                 read(layer, self._held[-1])
 
     def need(self, layer: int, following: Iterable[int]) -> None:
-        """Make the matrices of `layer` ready for the work queued from here on, and start to bring `following`.
+        """Make the matrices of `layer` ready for the work that is queued from here on, and start to read `following`.
 
-        Layers that stay on the device may be named too. Raises what reading them raised.
+        Layers that are kept on the device may be named too. Raises the errors of reading.
         """
         used = set()
         for number in (layer, *following):
@@ -222,9 +223,9 @@ UNBOUND = torch.empty(0)
 class Member:
     """A linear module inside a merged matrix that has an adapter.
 
-    down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient. rank_at: its first
-    column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the products. salt: what
-    its dropout differs from others by.
+    down_RK and up_NR are its fp32 views into the flat master buffer; d_... are those into the flat gradient. rank_at:
+    its first column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the products.
+    salt: the number by which its dropout masks differ from those of other modules.
     """
 
     name: str
@@ -248,10 +249,10 @@ class Member:
 
 @dataclass
 class Group:
-    """A merged matrix: q/k/v, o, gate/up or down. `weight_NRK` holds the N base rows, then the adapters' A rows.
+    """A merged matrix: q/k/v, o, gate/up or down. `weight_NRK`: the N rows of the base, then those of A.
 
-    One product with it reads the input once and gives base output and X A^T side by side. Backward, one product of [dY
-    | dS] with it gives dX whole.
+    One product with it reads the input once and gives the base's output and X A^T side by side. In the backward pass,
+    one product of [dY | dS] with it gives all of dX.
     """
 
     weight_NRK: Tensor
@@ -285,7 +286,7 @@ class Group:
 
     @property
     def ranks(self) -> int:
-        """Return how many rank columns are in use; the rest up to `width` is padding and stays zero."""
+        """Return the number of rank columns in use; the others, up to `width`, are padding and stay zero."""
         return len(self.d_downs_RK)
 
 
@@ -423,7 +424,7 @@ def read_weights(
 
 
 def bind_adapter(weights: Weights, lora: LoraConfig, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Make one flat fp32 master and gradient of zeros, and give each adapted member its views.
+    """Allocate one flat fp32 master buffer and gradient of zeros, and give each member with an adapter its views.
 
     The order is layer, matrix, A's, B's. Returns master_N, grad_N and the views of the master by PEFT parameter name.
     """
