@@ -203,6 +203,8 @@ def unmet(name: str, needed: int | None) -> dict[str, Any]:
         ("not-enough-evidence", [unmet("latency_s", 9)], "answer more held-out rows (eval.prompts, data.test)"),
         ("not-enough-evidence", [unmet("loss", 90), unmet("latency_s", None)], f"{MORE}; {QUIET}"),
         ("abort", [UNCHECKED], "answers in eval.json"),
+        ("abort", [unmet("loss", 90), unmet("latency_s", None)], QUIET),  # the times alone, whatever the rows teach
+        ("abort", [unmet("loss", None), unmet("latency_s", None)], "answers in eval.json"),
     ],
 )
 def test_the_next_step_gives_what_the_open_metrics_lack(verdict: str, metrics: list[dict[str, Any]], said: str) -> None:

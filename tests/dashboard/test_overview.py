@@ -17,6 +17,7 @@ from hivetune.cycle.record import JOURNAL, loop_folder
 from hivetune.dashboard.overview import needs_of, overview
 from hivetune.release.registry import Release
 from hivetune.run.status import RunStatus, State
+from hivetune.serve.route import gateway_folder
 
 
 def run(folder: Path, state: State) -> RunStatus:
@@ -67,7 +68,9 @@ def test_an_evaluation_and_an_export_are_told_while_they_go_on(
         status()
     shown = capsys.readouterr().out
     assert "eval\thelpdesk" in shown and "export\tcoder" in shown and "nothing is running" not in shown
-    assert overview(runs).working == ()
+    with lock(gateway_folder()):
+        found = overview(runs)
+    assert (found.working, found.gateway_pid) == ((), os.getpid())
 
 
 def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> None:

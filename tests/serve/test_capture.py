@@ -157,6 +157,7 @@ async def test_an_answer_is_rated_and_corrected_by_its_own_client_alone(stage: S
     for empty in ("", " \n"):
         told = await stage.post({**correction, "correction": empty}, FEEDBACK)
         assert (told.status_code, told.json()["error"]["param"]) == (400, "correction")
+        assert told.json()["error"]["message"].startswith("correction: must not be empty")
     ours = {"id": answer, "rating": "up", "correction": "what A says"}
     assert (await stage.post(ours, FEEDBACK)).status_code == 202
     (row,) = rows()

@@ -35,6 +35,7 @@ NEXT = {
 }
 MORE_ROWS, MORE_ANSWERS = "hold out more rows (data.test)", "answer more held-out rows (eval.prompts, data.test)"
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
+TIMES = {"latency_s", "max_seconds"}
 QUIET = "evaluate again when the machine is quiet: hivetune eval RUN"
 AGENT = "agent rows loss_base loss_tuned answers success_base success_tuned"
 
@@ -116,7 +117,8 @@ def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
 def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
     """Return the next step after a verdict, or, where evidence is lacking, how many more rows the open metrics need."""
     if verdict != "not-enough-evidence":
-        return NEXT.get(verdict, "")
+        failed = {each["name"] for each in metrics if each["passed"] is False and each.get("needed") is None}
+        return QUIET if failed and failed <= TIMES else NEXT.get(verdict, "")
     # More rows do not help where success is required and no row has a checker.
     if any(metric["name"] == "success" and metric["required"] and not metric["n"] for metric in metrics):
         return UNCHECKED
@@ -124,7 +126,7 @@ def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
     for metric in metrics:
         if metric["passed"] is False and metric.get("needed") is not None:
             steps.append(MORE_ROWS if metric["name"] == "loss" else MORE_ANSWERS)
-        elif metric["passed"] is False and metric["name"] in ("latency_s", "max_seconds") and metric["n"]:
+        elif metric["passed"] is False and metric["name"] in TIMES and metric["n"]:
             steps.append(QUIET)  # other programs disturbed the times, which more rows would not fix
     return "; ".join(dict.fromkeys(steps)) or NEXT[verdict]
 

@@ -102,10 +102,10 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     return Overview(
         running=tuple(status for status in runs if status.state == "running"),
         working=tuple(
-            Working(doing, status.name, holder.pid, holder.since)
+            Working(doing, status.name, worker.pid, worker.since)
             for status in runs
             for doing in (EVALUATING, EXPORTS, CHECKING)
-            if (holder := lock_holder(status.run / doing))
+            if (worker := lock_holder(status.run / doing))
         ),
         recent=tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
         champions=champions,

@@ -255,6 +255,8 @@ class Gateway:
         fields = checked_fields(FEEDBACK_FIELDS, _document(await _raw_body(http)))
         if fields.keys() <= {"id", "reason"}:
             raise UsageError('the feedback has neither a "rating" nor a "correction"')
+        if not fields.get("correction", "-").strip():  # it would take the place of an answer
+            raise FieldRefused("correction", "must not be empty")
         if self.capture is None:
             raise UsageError("answers are not captured, so none can be rated", hint="start the gateway with --capture")
         entry = Feedback(client=_client(http), **fields)

@@ -156,8 +156,6 @@ def _list(kind: Any, most: int | None = None, least: int = 0) -> Any:
 _Token = Annotated[str, Field(pattern=r"^[0-9]{1,7}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Key = Annotated[str, Field(max_length=256)]
-# A blank correction would take the place of an answer.
-_NOT_BLANK = Annotated[str, Field(pattern=r"\S")]
 
 _NAME, _STOP = _sized(str, 256), _sized(str, 1024, 1)
 _SCHEMA = _checked(dict[str, Any], _check_schema)
@@ -232,7 +230,7 @@ _USED_METADATA = frozenset(("agent", "category", "session_id"))
 Api = TypeAdapter[dict[str, Any]]
 CHAT_FIELDS: Api = TypeAdapter(_object({"messages": _list(_TURN, least=1)}, **FORWARDED, **OBEYED, **TEMPLATE, **HINTS))
 FEEDBACK_FIELDS: Api = TypeAdapter(
-    _object({"id": _NAME}, rating=Literal["up", "down"], correction=_NOT_BLANK, reason=_sized(str, 10_000))
+    _object({"id": _NAME}, rating=Literal["up", "down"], correction=str, reason=_sized(str, 10_000))
 )
 
 
