@@ -64,7 +64,7 @@ class DataConfig(Section):
     @classmethod
     def _leave_rows_to_train_on(cls, test: float, info: ValidationInfo) -> float:
         if test + info.data.get("validation", 0) >= 1:
-            raise ValueError("with data.validation it leaves no row to train on")
+            raise ValueError("must be below 1 - data.validation")
         return test
 
     balance: Literal["none", "agent", "category"] = setting(
@@ -176,7 +176,7 @@ class RunConfig(Section):
     chunk_rows: int | None = setting(None, "train all epochs on this many rows, then on the next ones", gt=0)
     memory_share: float = setting(0.9, "maximum share of the device's memory to use", gt=0, le=1)
     allow: list[Literal["rank", "sample"]] = setting(
-        [], "what recovery may change at last: rank (halves it), sample (skips every second row)"
+        [], "last changes that recovery may try: rank (halve it), sample (skip every second remaining row)"
     )
     eval: EvalConfig = EvalConfig()
     gate: GateConfig = GateConfig()

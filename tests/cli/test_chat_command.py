@@ -40,7 +40,7 @@ def test_a_release_answers_and_what_it_said_is_in_the_store(own_home: Path, tmp_
     assert json.loads(row)["messages"][0] == {"role": "user", "content": "hello\nyou"}
     for arguments, words in (
         (("helpdesk@9", "--prompt", "x"), "no such release"),
-        (("helpdesk", "--capture", "--prompt", "x"), "--capture is for a conversation"),
+        (("helpdesk", "--capture", "--prompt", "x"), "--capture can't be used with --prompt"),
     ):
         code, _, err = call(*arguments)
         assert code == 2 and words in err and "Traceback" not in err, err

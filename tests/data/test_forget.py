@@ -172,7 +172,7 @@ def test_duplicates_that_were_left_out_taint_a_snapshot_too(tmp_path: Path) -> N
 
 
 def test_an_unknown_row_is_a_usage_error(log: Path) -> None:
-    with pytest.raises(UsageError, match="no row has the id or source nope"):
+    with pytest.raises(UsageError, match="no stored row has the id or the source nope"):
         forgotten("row", "nope")
 
 

@@ -87,10 +87,10 @@ def test_the_adapter_of_a_stop_is_not_judged_as_that_of_the_steps_that_came_afte
         for step in (1, 2):
             metrics.append("step", step=step, loss=1.0, seconds=1.0, tokens=10)
         events.append("supervisor_started", pid=2)
-    with pytest.raises(UsageError, match="interrupted at step 2, and its adapter is of the stop at step 1") as refused:
+    with pytest.raises(UsageError, match="interrupted at step 2, but its adapter was written at step 1") as refused:
         evaluate_run(load_run(run))
     assert "hivetune train" in refused.value.hint
-    with lock(run), pytest.raises(UsageError, match="runs at step 2, and its adapter is of the stop at") as refused:
+    with lock(run), pytest.raises(UsageError, match="runs at step 2, but its adapter was written at") as refused:
         register_run(run, "helpdesk")
     assert "hivetune stop" in refused.value.hint
 

@@ -32,7 +32,7 @@ SetOption = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="O
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="FIELD=COLUMN,...", help=_COLUMNS_HELP)]
 IgnoreOption = Annotated[str | None, Option("--ignore", metavar="A,B,...", help="Columns to leave unread.")]
 ReleaseArgument = Annotated[str, Argument(metavar="NAME@VERSION", help=_RELEASE_HELP)]
-ReasonOption = Annotated[str, Option("--reason", help="Reason, which the history keeps.")]
+ReasonOption = Annotated[str, Option("--reason", help="Reason, which is recorded in the history.")]
 CaptureOption = Annotated[bool, Option("--capture", help="Save prompts and answers in the store.")]
 ThreadsOption = Annotated[int | None, Option(min=1, help="Number of CPU threads.")]
 

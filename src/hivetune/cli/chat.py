@@ -39,7 +39,7 @@ def chat(
     if MODE.json and prompt is None:  # a conversation is not a single document
         raise UsageError("--json needs --prompt", hint="give --prompt TEXT, or leave out --json")
     if capture and prompt is not None:  # nobody could rate the answer
-        raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
+        raise UsageError("--capture can't be used with --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
         voice = find_voice(name, quant, report)
     if why := find_engine().passed_over:

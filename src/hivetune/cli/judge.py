@@ -142,10 +142,12 @@ SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file or http://HOST:POR
 
 def compare_sides(
     first: Annotated[str, Argument(metavar="A", help=SIDE_HELP)],
-    second: Annotated[str, Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")],
-    rows: Annotated[list[str] | None, Option(metavar="DATA", help="File of rows to answer.")] = None,
+    second: Annotated[
+        str, Argument(metavar="B", help="The other model, in the same forms. A gain is positive if B is better.")
+    ],
+    rows: Annotated[list[str] | None, Option(metavar="DATA", help="File of rows that both models answer.")] = None,
     run: Annotated[
-        str | None, Option(metavar="RUN", help="Run whose held-out rows are answered; 'base' is its base model.")
+        str | None, Option(metavar="RUN", help="Run whose held-out rows both models answer; 'base' is its base model.")
     ] = None,
     overrides: SetOption = None,
 ) -> None:

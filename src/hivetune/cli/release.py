@@ -88,14 +88,16 @@ def _after_register(release: Release, run: str, judgement: dict[str, Any] | None
 
 
 def releases(
-    release: Annotated[str | None, Argument(metavar="NAME@VERSION", help="Explain it; default: all.")] = None,
+    release: Annotated[
+        str | None, Argument(metavar="NAME@VERSION", help="Release to explain; default: list all.")
+    ] = None,
     retire: Annotated[str | None, Option(metavar="NAME@VERSION", help="Take this champion out of service.")] = None,
     reason: ReasonOption = "",
 ) -> None:
     """List releases with their aliases and verdicts, or explain where one comes from: run, data, verdict, history."""
     if retire is not None and release is not None:
         raise UsageError(
-            "a release is named twice: by --retire and as the one to explain",
+            "--retire takes the release itself, so no other release can be given",
             hint=f"hivetune releases --retire {retire}",
         )
     with closing(open_database()) as database:

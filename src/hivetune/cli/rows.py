@@ -109,7 +109,9 @@ def check(
     sources: Annotated[
         list[str] | None, Argument(metavar="SRC", help="Files, folders, globs, '-' for standard input, or 'store'.")
     ] = None,
-    model: Annotated[str | None, Option("--model", "-m", help="Also check with its chat template and tokens.")] = None,
+    model: Annotated[
+        str | None, Option("--model", "-m", help="Also check with the chat template and tokens of this model.")
+    ] = None,
     config: Annotated[
         Path | None, Option("--config", "-c", help="Config to read the model and data settings from.")
     ] = None,
@@ -259,7 +261,9 @@ def synth(
 def forget(
     user: Annotated[str | None, Option(help="Delete all interactions of this user.")] = None,
     session: Annotated[str | None, Option(help="Delete all interactions of this session.")] = None,
-    source: Annotated[str | None, Option(help="Delete all of this file, table (path#table) or stream.")] = None,
+    source: Annotated[
+        str | None, Option(help="Delete all interactions from this file, table (path#table) or stream.")
+    ] = None,
     row: Annotated[str | None, Option(help="Delete one interaction, by its id, and its copies.")] = None,
     aside: Annotated[
         bool, Option("--set-aside", help="Keep the rows in the store, but leave them out of later training.")

@@ -34,7 +34,9 @@ def serve(
     ] = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8642,
-    allow_host: Annotated[list[str] | None, Option(help="Accept this Host header too, such as box:8642.")] = None,
+    allow_host: Annotated[
+        list[str] | None, Option(help="Also accept requests with this Host header, such as box:8642.")
+    ] = None,
     capture: CaptureOption = False,
     canary: Annotated[float, Option(min=0, max=1, help="Share of sessions answered by the candidate, 0 to 1.")] = 0.0,
     slots: Annotated[int, Option(min=1, max=64, help="Number of requests that are answered at the same time.")] = 4,

@@ -44,7 +44,7 @@ WAIT_S = 2.0  # preparing rows takes minutes
 
 ROWS_HELP = "Number of training rows; default: the number in the files."
 TOKENS_HELP = "Mean tokens of a row; default: estimated from the files."
-MODELS_HELP = "Plan for this model; several give a row each."
+MODELS_HELP = "Plan for this model; give it several times to compare models."
 MEMORY_HELP = "Memory in GB of a --card that comes in several sizes."
 
 
@@ -249,7 +249,9 @@ def bench(
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,
     overrides: SetOption = None,
-    over: Annotated[list[str] | None, Option(metavar="KEY=A,B", help="Run once per value of this setting.")] = None,
+    over: Annotated[
+        list[str] | None, Option(metavar="KEY=A,B", help="Train once for each of these values of a setting.")
+    ] = None,
     repeat: Annotated[int, Option(min=1, help="Runs of each combination, each with a seed of its own.")] = 1,
 ) -> None:
     """Measure time, memory, throughput and losses of a config: repeated, and over every combination of settings.

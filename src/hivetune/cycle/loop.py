@@ -131,7 +131,9 @@ def parse_window(text: str) -> tuple[int, int]:
         start, end = 60 * first + first_minute, 60 * last + last_minute
         if end <= _DAY and start != end:
             return start, end if end > start else end + _DAY
-    raise UsageError(f"cycle.window: {text!r} is not a window", hint='write hours: "22:00-06:00"')
+    raise UsageError(
+        f"cycle.window: {text!r} is not a time of day from HH:MM to HH:MM", hint='write hours: "22:00-06:00"'
+    )
 
 
 def open_until(config: RunConfig, now_s: float, *, asked: bool = False) -> float:
@@ -409,5 +411,5 @@ def release_name(config: RunConfig) -> str:
     parse_sources(config.cycle.sources)
     refuse_read_once(config.data.path)
     if config.cycle.name is None:
-        raise UsageError("'cycle.name' is missing: the name of the releases", hint="cycle: {name: helpdesk}")
+        raise UsageError("'cycle.name', the name of the releases, is missing", hint="cycle: {name: helpdesk}")
     return check_release_name(config.cycle.name)

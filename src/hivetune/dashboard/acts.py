@@ -60,7 +60,7 @@ def rolling_back(watcher: Watcher, request: PageRequest) -> Page:
     with closing(open_database()) as database:
         earlier = rollback_target(database, release.name)
         if "champion" not in release.aliases:
-            raise UsageError(f"{release.label} is not the champion, so there is nothing to roll back")
+            raise UsageError(f"{release.label} is not the champion, so it can't be rolled back")
         if earlier is None:
             raise UsageError(f"there is no champion before {release.label} to return to")
         if request.form is not None:

@@ -87,7 +87,7 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
         rows, refused = _find(database, kind, value), _find_refused(database, kind, value)
         if kind == "row" and not (rows or refused or tombstone(_REQUEST, value) in load_forgotten(database)):
             hint = "give one of the table interactions; see it on the dashboard"
-            raise UsageError(f"no row has the id or source {value}", hint=hint)
+            raise UsageError(f"no stored row has the id or the source {value}", hint=hint)
         for table, column in (("interactions", "id"), ("feedback", "answer"), ("acts", "interaction")):
             database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity in rows])
         database.executemany("DELETE FROM refused WHERE id = ?", [(identity,) for identity in refused])

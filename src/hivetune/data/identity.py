@@ -40,7 +40,7 @@ def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
     recorded = read_record(folder).get("identity", {"settings": {}, "snapshot": None, "model": None})
     if differences := _differences(recorded, identity):
         raise UsageError(
-            f"{folder} holds a run with other settings or data: {'; '.join(differences)}",
+            f"{folder} contains a run with other settings or data: {'; '.join(differences)}",
             hint="choose another output folder, or continue with the old config",
         )
 

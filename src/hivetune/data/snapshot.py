@@ -196,7 +196,7 @@ class Snapshot:
             yield
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError) as error:
             where = self.folder / ROWS_FILE
-            raise UsageError(f"{where} is damaged: {error}", hint="prepare the rows again") from None
+            raise UsageError(f"{where} is damaged: {error}", hint=DAMAGED_SNAPSHOT) from None
 
     @cached_property
     def _database(self) -> sqlite3.Connection:
@@ -220,7 +220,7 @@ def open_snapshot(folder: Path) -> Snapshot:
         hint = "make it from the same rows: hivetune train CONFIG"
         raise UsageError(f"{folder} is not a snapshot", hint=hint) from None
     if manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
-        raise UsageError(f"{folder} was written by another version of Hivetune", hint="prepare it again")
+        raise UsageError(f"{folder} was written by another version of Hivetune", hint=DAMAGED_SNAPSHOT)
     # Sizes only: a snapshot that was cut off by a full disk is found, without reading it.
     try:
         for name, entry in manifest["files"].items():
@@ -228,7 +228,7 @@ def open_snapshot(folder: Path) -> Snapshot:
                 raise ValueError(f"{name} has the wrong size")
         return Snapshot(folder, manifest)
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"the snapshot {folder} is damaged: {error}", hint="prepare it again") from None
+        raise UsageError(f"the snapshot {folder} is damaged: {error}", hint=DAMAGED_SNAPSHOT) from None
 
 
 def messages_from(text: str) -> tuple[Message, ...]:

@@ -62,7 +62,7 @@ def find_artefact(text: str, run: Run | None) -> Artefact:
     if side.kind == "gguf":
         path = expanded(side.name)
         if not path.is_file():
-            raise UsageError(f"{path} is not a file", hint="make one: hivetune export RUN --to gguf")
+            raise UsageError(f"the file {path} does not exist", hint="make one: hivetune export RUN --to gguf")
         if not read_header(path).is_adapter:
             return _served(side.label, "gguf", path, None, None, run_of_export(path))
         owner = _named(run, f"{path} is an adapter of an unknown base model")

@@ -69,7 +69,7 @@ def serve_on(device: str) -> int:
     lock = _hold(device, "serving")
     if training_on(device):
         os.close(lock)
-        raise Busy(f"{device} is used for training", hint="wait until the run ends: hivetune runs")
+        raise Busy(f"a training run uses {device}", hint="wait until the run ends: hivetune runs")
     return lock
 
 

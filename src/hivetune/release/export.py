@@ -73,7 +73,7 @@ def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Prog
     DoesNotFit for a full disk (incomplete files are deleted); Busy while another export runs.
     """
     if to not in LOADED_BY:
-        raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(LOADED_BY)}")
+        raise UsageError(f"unknown format --to {to}", hint=f"choose one of {', '.join(LOADED_BY)}")
     try:
         check_owner(run)
     except FileNotFoundError:

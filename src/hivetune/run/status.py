@@ -176,7 +176,7 @@ def refuse_older_adapter(run: Path) -> None:
     if stopped_at is not None and stopped_at < status.step and (status.pid or status.state == "interrupted"):
         continues = f"wait for it, or stop it: hivetune stop {quoted(run)}"
         raise UsageError(
-            f"{run} {'runs' if status.pid else 'was interrupted'} at step {status.step}, and its adapter is of the stop"
+            f"{run} {'runs' if status.pid else 'was interrupted'} at step {status.step}, but its adapter was written"
             f" at step {stopped_at}",
             hint=continues if status.pid else f"continue it, or stop it again: hivetune train {quoted(run)}",
         )

@@ -379,7 +379,7 @@ def _named(http: HttpRequest, header: str, fields: Mapping[str, Any], key: str) 
     """
     value = http.headers.get(header, "")
     if len(value) > MAX_NAME_BYTES:
-        raise FieldRefused(header, f"a header holds at most {MAX_NAME_BYTES} bytes")
+        raise FieldRefused(header, f"the header must have at most {MAX_NAME_BYTES} bytes")
     # Sent as UTF-8, and read as Latin-1 by the server.
     with contextlib.suppress(UnicodeDecodeError):
         value = value.encode("latin-1").decode()

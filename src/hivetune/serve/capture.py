@@ -90,7 +90,9 @@ class Capture:
         except TimeoutError:
             # No queue: what waits for a disk is lost with the process, after its client was told "later".
             self.left_out += stored.cancel()  # else it is being written, and counts when it is
-            raise MachineNotFit("it can't be stored now", hint="try again later; /health says what is wrong") from None
+            raise MachineNotFit(
+                "the entry can't be stored now", hint="try again later; /health says what is wrong"
+            ) from None
 
     def close(self) -> None:
         """Write the queued entries, then end the thread."""
@@ -117,7 +119,7 @@ class Capture:
             self.left_out += 1
             # A full disk, a busy database; or a value that no row holds, which is nothing that /health tells.
             self.problem = "" if isinstance(error, _UNSTORABLE) else str(error)
-            raise MachineNotFit(f"it can't be stored now: {error}", hint="try again later") from None
+            raise MachineNotFit(f"the entry can't be stored now: {error}", hint="try again later") from None
 
 
 def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:

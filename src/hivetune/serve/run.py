@@ -167,7 +167,7 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
     # Where it does not fit, the kernel might end the run that has the card.
     if deployment.device == "cpu" and base.stat().st_size > psutil.virtual_memory().available:
         raise MachineNotFit(
-            f"{settings.card} is used for training, and {deployment.model} does not fit into the main memory meanwhile",
+            f"a training run uses {settings.card}, and {deployment.model} does not fit into the main memory",
             hint="it is served again when the run ends: hivetune runs",
         )
     with contextlib.ExitStack() as stack:

@@ -207,6 +207,6 @@ def _parses(code: str) -> bool:
     """Return whether shell code parses by bash's grammar; nothing is run."""
     bash = shutil.which("bash")
     if bash is None:
-        raise MachineNotFit("commands are checked by bash's grammar", hint="install bash")
+        raise MachineNotFit("the check of commands needs bash, which is not installed", hint="install bash")
     command = [bash, "--norc", "--noprofile", "-n"]
     return subprocess.run(command, input=code.encode(), capture_output=True, check=False).returncode == 0

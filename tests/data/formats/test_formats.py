@@ -247,7 +247,7 @@ def test_a_log_of_one_event_a_line_is_a_users_format(own_formats: Path, tmp_path
         (('"posts"\nrole', '"posts["\nrole'), "'posts\\[' is not a path"),
         (("[our-desk]", "[messages]"), "two formats are called 'messages'"),
         (('skip = "internal"', 'refuse = { bad = "x" }'), "there is no reason 'bad'"),
-        (("[our-desk]", "our-desk = 1\n[x]"), "'our-desk' is not a format"),
+        (("[our-desk]", "our-desk = 1\n[x]"), "'our-desk' is outside of a table"),
         (('skip = "internal"', 'day = "@"'), "sets day, which also needs mark and a column of turns"),
     ],
 )

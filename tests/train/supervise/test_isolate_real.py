@@ -65,7 +65,7 @@ def test_a_run_in_chunks_saves_after_each(tmp_path: Path) -> None:
 def test_a_run_of_bad_rows_alone_is_no_success(tmp_path: Path) -> None:
     """One row a step: each is quarantined, and a run that trained nothing says so."""
     config = make_run(tmp_path, 3, dict.fromkeys(range(3), NAN), batch_size=1)
-    with pytest.raises(DataRefused, match="nothing was trained"):
+    with pytest.raises(DataRefused, match="no row was trained"):
         supervise(tmp_path, config).check()
     assert not (tmp_path / "run/adapter_model.safetensors").exists()
 

@@ -79,7 +79,7 @@ def test_a_tensor_of_another_shape_is_refused_instead_of_broadcast(tiny_model_fo
     data = (folder / "state.safetensors").read_bytes()
     manifest["files"]["state.safetensors"] = {"size_bytes": len(data), "sha256": sha256_bytes(data)}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UsageError, match=r"lora_B.weight has the shape \[1, 4\], the model needs \["):
+    with pytest.raises(UsageError, match=r"lora_B.weight has the shape \[1, 4\], this run needs \["):
         run_training(tmp_path, tiny_model_folder)
 
 

@@ -248,7 +248,8 @@ def _names(header: list[str], name: str) -> list[str]:
     twice = next((column for column in names if names.count(column) > 1), None)
     if twice is not None:
         raise DataRefused(
-            f"{spelled(name)}:1: two columns are called {twice!r}", hint="the first line must name each column once"
+            f"{spelled(name)}:1: two columns are called {twice!r}",
+            hint="rename one: the first line must have each name once",
         )
     return names
 

@@ -58,7 +58,7 @@ def specs_in(path: Path) -> list[AnyFormat]:
         raise UsageError(f"{path}: no formats can be read: {error}", hint="correct the file, or remove it") from None
     for name, entry in entries.items():
         if not isinstance(entry, dict):
-            raise UsageError(f"{path}: {name!r} is not a format", hint="a format begins with its name: [name]")
+            raise UsageError(f"{path}: {name!r} is outside of a table", hint="begin each format with its name: [name]")
     return [format_of(name, entry, str(path)) for name, entry in entries.items()]
 
 

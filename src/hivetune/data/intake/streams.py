@@ -149,9 +149,9 @@ class RedisReader(Reader):
         if str(error).startswith("WRONGTYPE"):
             return UsageError(f"{self._stream} on {self._shown} is not a stream", hint="writers must use XADD")
         return MachineNotFit(
-            f"{self._shown} cannot be used: {error}",
-            hint="is it a Redis of 6.2 or later, running and reachable, whose user has +xrange +xinfo +exists"
-            " on the stream?",
+            f"{self._shown} can't be read: {error}",
+            hint="check that Redis (6.2 or later) runs and can be reached, and that its user has +xrange +xinfo +exists"
+            " on the stream",
         )
 
     def _deliveries(self, entry: bytes, fields: Mapping[bytes, bytes]) -> list[Delivery]:

@@ -138,8 +138,8 @@ def _take_folder(folder: Path, work: Path, name: str) -> None:
     for setting, value in all_settings(_read_object(folder / "config.json", name)):
         if "_implementation" in setting and "/" in str(value):
             raise UsageError(
-                f"model {name} names code of a repository ({setting}: {value}), which is never run",
-                hint="remove the field from a copy of its config.json",
+                f"model {name} needs code of its repository ({setting}: {value}), which is never run",
+                hint="use another model, or remove the field from config.json in a copy",
             )
     files = _weight_files(folder, name)
     open_weights(folder)  # a file that is cut is named as its owner knows it, and before torch is imported

@@ -18,7 +18,7 @@ class Given:
 
     def __init__(self, value: Any, path: str = "", root: "Given | None" = None):
         if not isinstance(value, dict):
-            raise FieldRefused(path, "an object is expected")
+            raise FieldRefused(path, "must be an object")
         self._left = {key: item for key, item in value.items() if item is not None}
         self._path, self._root = path, self if root is None else root
         self._objects: dict[str, Given] = {}
@@ -34,7 +34,7 @@ class Given:
     def take(self, key: str, kind: type = object) -> Any:
         value = self._left.pop(key, None)
         if value is not None and not isinstance(value, kind):
-            raise FieldRefused(self.at(key), f"its type is not {kind.__name__}")
+            raise FieldRefused(self.at(key), f"must be of the type {kind.__name__}")
         return value
 
     def one_of(self, key: str, *values: Any) -> Any:
@@ -92,7 +92,7 @@ class Given:
     def done(self) -> None:
         for inside in self._objects.values():
             for key in inside._left:
-                raise FieldRefused(inside.at(key), "is not a field of this API")
+                raise FieldRefused(inside.at(key), "is not a supported field of this API")
 
 
 def _sent(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def open_exchange(config: RunConfig, choices: Choices, model: LoraModel, ranks: 
         f"{name} {described[name]} instead of {of}" for name, of in first.items() if described[name] != of
     ]:
         raise MachineNotFit(
-            f"rank {ranks.number} computes in another way than rank 0: {', '.join(different)}",
+            f"rank {ranks.number} would round differently from rank 0: {', '.join(different)}",
             hint="let only equal machines and cards share a run",
         )
     return IntegerExchange(model, config.seed, ranks)

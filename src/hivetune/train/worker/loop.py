@@ -179,7 +179,7 @@ def finish(session: Session) -> dict[str, Any]:
     is_done = state.stopped_early or state.step == session.num_steps
     if is_done and not state.updates:
         raise DataRefused(
-            f"{session.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl"
+            f"{session.folder}: no row was trained, all were quarantined", hint="see the reasons in amendments.jsonl"
         )
     adapter_step = None
     if state.updates and session.ranks.is_first:

@@ -156,7 +156,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     heartbeat.beat(Beat.PREPARING)
     plan, snapshot = read_plan(folder), open_snapshot(task.snapshot)
     if snapshot.hash != plan.snapshot_hash:
-        raise UsageError(f"the plan of {folder} was made for other data", hint="train into another folder")
+        raise UsageError(f"the plan of {folder} does not belong to its snapshot", hint="train into another folder")
     # Rank 0 chooses for all. The others get the result, so no rank computes otherwise than the journal says.
     if task.rank is None:
         choices = settle(folder, config, choices, task.model, plan, snapshot)

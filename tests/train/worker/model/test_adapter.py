@@ -97,7 +97,7 @@ def test_what_cannot_be_applied_is_refused(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     for reason, change in REFUSED.items():
         path.write_text(json.dumps(config | change))
-        with pytest.raises(UsageError, match=f"unsupported: .*{reason}"):
+        with pytest.raises(UsageError, match=f"unsupported adapter: .*{reason}"):
             read_adapter(folder)
     path.write_text(json.dumps({name: value for name, value in config.items() if name != "lora_alpha"}))
     with pytest.raises(UsageError, match="lora_alpha is None"):

@@ -153,7 +153,7 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UsageError(f"no adapter in {folder}: {error}", hint="give a finished run or a PEFT folder") from None
     if fault := _fault_of(config, tensors):
-        raise UsageError(f"{folder / ADAPTER_CONFIG}: unsupported: {fault}", hint="use plain LoRA")
+        raise UsageError(f"{folder / ADAPTER_CONFIG} has an unsupported adapter: {fault}", hint="use plain LoRA")
     modules = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}
     alpha = config["lora_alpha"]
     lora = LoraConfig(
@@ -195,6 +195,6 @@ def fill(adapter: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: st
     for name, view in adapter.items():
         if view.shape != tensors[name].shape:
             raise UsageError(
-                f"{where}: {name} has the shape {list(tensors[name].shape)}, the model needs {list(view.shape)}"
+                f"{where}: {name} has the shape {list(tensors[name].shape)}, this run needs {list(view.shape)}"
             )
         view.copy_(tensors[name])
