@@ -59,7 +59,10 @@ def test_rows_lie_beside_the_file_that_names_them(
         ({"model": "m"}, "'data' is missing"),
         ({**SMALL, "gate": {"loss_gain": False}}, "'gate.loss_gain': must be a number or null, got False"),
         ({**SMALL, "batch_size": True}, "'batch_size': must be a number, got True"),
-        ({**SMALL, "data": {"path": "a", "validation": 0.5, "test": 0.5}}, "'data.test': must be below 1 - data.validation"),
+        (
+            {**SMALL, "data": {"path": "a", "validation": 0.5, "test": 0.5}},
+            "'data.test': must be below 1 - data.validation",
+        ),
         *(
             ({**SMALL, "workers": value}, "must be auto, a number from 1 to 64, or HOST:PORT of a cluster")
             for value in (0, 65, "all", "10.0.0.5", "http://host:1", 1.5, True)
