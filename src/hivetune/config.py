@@ -77,7 +77,9 @@ class DataConfig(Section):
     also_train: list[Literal["failed", "untrusted", "own_answers"]] = setting(
         [], "train these rows too: failed, untrusted (text from tools or web pages), own_answers (nobody approved)"
     )
-    on_private: Literal["redact", "reject", "keep"] = setting("redact", "what to do with secrets and personal data")
+    on_private: Literal["redact", "reject", "keep"] = setting(
+        "redact", "secrets and personal data: redact or keep them, or reject the row"
+    )
     near_duplicates: float = setting(0.85, "minimum Jaccard similarity of near duplicates; 0: off", ge=0, le=1)
     max_rows: int | None = setting(None, "train on at most this many rows, chosen by a hash of their content", gt=0)
 
@@ -105,7 +107,7 @@ class EvalConfig(Section):
     tokens: int = setting(64, "maximum tokens of an answer", gt=0)
     checker: dict[str, Any] | None = setting(None, "checker of answers, for rows without one")
     baseline: str = setting("base", "compare with: base, NAME@VERSION, a run, a .gguf file or URL#MODEL", min_length=1)
-    frozen: list[str] = setting([], "releases and files with questions to ask in every evaluation and never train")
+    frozen: list[str] = setting([], "releases and files with questions that every evaluation asks and no run trains on")
 
 
 class GateConfig(Section):
@@ -272,7 +274,8 @@ def _resolved(entry: Any, folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class KnownSetting:
-    """A setting as people see it: `default` as YAML, empty if it is required."""
+    """A setting for display: its dotted name, its meaning, and its `default` as YAML, empty if the setting is
+    required."""
 
     key: str
     default: str

@@ -149,8 +149,8 @@ def register(run: Run, name: str) -> str:
 
 
 def register_run(folder: Path, name: str, domain: Mapping[str, str] | None = None) -> tuple[registry.Release, bool]:
-    """Register the adapter of a run as the next version of `name`. Returns the release and whether it is new. `domain`:
-    `of`, `by` and `value`, where it is for one agent or category of another name.
+    """Register the adapter of a run as the next version of `name`. Return the release, and whether it is new. `domain`:
+    `of`, `by` and `value`, if the adapter is for one agent or category of another name.
 
     Raises UsageError for a run without an adapter or an unusable name, DoesNotFit, Busy, HivetuneError for damage.
     """

@@ -274,7 +274,7 @@ def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[Non
 
 
 def lock_holder(folder: Path) -> LockHolder | None:
-    """Return the process that holds `folder` now, or None."""
+    """Return the process that has locked `folder`, or None."""
     try:
         handle = open_plain(folder / LOCK)
     except FileNotFoundError:
@@ -290,7 +290,7 @@ def lock_holder(folder: Path) -> LockHolder | None:
 
 
 def boot_id() -> str:
-    """Return an id of this boot, and of the container: only where it is the same, a pid is the same process."""
+    """Return an id of this boot and of the container; a pid identifies a process only where this id is the same."""
     path = Path("/proc/sys/kernel/random/boot_id")
     if not path.exists():
         return "unknown"

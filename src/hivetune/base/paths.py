@@ -66,7 +66,8 @@ def uv_install(options: str) -> str:
 
 
 def install_command(extra: str, python: str | None = None) -> str:
-    """Return the command that installs an optional part: from the source folder, else its packages by name."""
+    """Return the command that installs an optional extra: in a source folder by its name, else its packages one
+    by one."""
     if (ROOT / "pyproject.toml").is_file():
         return f"{pip_install(python)} -e {quoted(f'{ROOT}[{extra}]')}"
     needed = [line.partition(";") for line in metadata.requires("hivetune") or ()]

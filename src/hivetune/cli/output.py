@@ -147,9 +147,9 @@ def facts(document: Mapping[str, Any], names: str = "") -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """`items` below `columns`, which are keys or attributes of an item, separated by blanks.
+    """A table with one row for each of `items`. `columns`: keys or attributes of an item, separated by blanks.
 
-    `title=key` gives a column another title. Where an item is a tuple, its cells are taken in order.
+    `title=key` gives a column another title. If an item is a tuple, its values are the cells, in order.
     """
 
     columns: str
@@ -181,7 +181,8 @@ class Note(str):
 def answer(document: Any, *blocks: str | Table, error: HivetuneError | None = None) -> None:
     """Print the result of a command: its document under `--json`, else the blocks, one below the other.
 
-    With an error the document names it too, so that there is one document, and the command ends with its code.
+    With an error, the document contains it too, so that there is a single document, and the command exits with its
+    code.
     """
     present(*blocks)
     if error is not None:
@@ -249,7 +250,7 @@ def say(text: str = "", style: str = "") -> None:
 
 
 def show(text: str) -> None:
-    """Print a line of the answer on stdout; under `--json` the document holds it instead."""
+    """Print a line of the answer on stdout; under `--json` do nothing, since the document has the same content."""
     if not MODE.json:
         with errors_of_stdout():
             console().print(clean(text), markup=False)

@@ -217,7 +217,7 @@ TRAINED += "dtype device path kernels rows storage_problem"
 
 
 def training_text(summary: dict[str, Any]) -> Iterator[str]:
-    """Yield the result of a run as people read it."""
+    """Yield the lines that show the result of a run to a person."""
     if summary["already_done"]:
         yield Note(f"{summary['run']} is already finished; nothing was trained")
     yield facts(summary, TRAINED)

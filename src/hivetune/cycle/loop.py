@@ -162,9 +162,8 @@ def _moment(today: date, minutes: int) -> float:
 
 @dataclass
 class Loop:
-    """The loop of one config, created by `opened`, which holds its lock. `say` is called with a line of text for each
-    action. `failure`: the error of the newest station that was tried, None after a success.
-    """
+    """The loop of one config, created by `opened`, which locks it. `say` is called with a line of text for each action.
+    `failure`: the error of the station (step of a cycle) that was tried last, None after a success."""
 
     config: RunConfig
     name: str
@@ -177,7 +176,7 @@ class Loop:
     _told: dict[str, str] = field(default_factory=dict)  # by topic what was said last
 
     def run(self, *, once: bool = False) -> Look:
-        """Run until told to stop, or with `once` until there is nothing to do now. Returns the last look."""
+        """Run until a stop is requested, or with `once` until there is nothing to do now. Return the last decision."""
         while True:
             wait_s = LOOK_AGAIN_S
             try:

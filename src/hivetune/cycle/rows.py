@@ -227,9 +227,8 @@ def by_source(rows: Iterable[PoolRow]) -> str:
 
 
 def domains_of(config: RunConfig, rows: Iterable[PoolRow]) -> list[Domain]:
-    """Return the domains that have enough rows, by name. A value that gives no valid release name, or the name of
-    another value, is not a domain.
-    """
+    """Return the domains that have enough rows, sorted by name. A value that can't be part of a release name, or that
+    has the same name as another value, is not a domain."""
     of, by = config.cycle.name, config.cycle.by
     if of is None or by is None:
         return []

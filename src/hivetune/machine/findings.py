@@ -150,7 +150,7 @@ def visible_cards(look: Look) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable to set or to remove."""
+    """An environment variable to set or to remove for a worker, with the reason."""
 
     name: str
     value: str | None  # None: remove it

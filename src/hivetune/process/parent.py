@@ -90,7 +90,8 @@ class Child:
     _looked: float = field(default_factory=time.monotonic)
 
     def wait_beats(self, timeout_s: float = _POLL_S) -> list[Beat]:
-        """Return the beats within `timeout_s`, at once if there are some or the child has ended."""
+        """Return the heartbeats of the child within `timeout_s` seconds; at once if there are some, or if the child has
+        ended."""
         watch = select.poll()
         watch.register(self.pipe, select.POLLIN)
         data = b""

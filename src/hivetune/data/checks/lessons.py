@@ -89,9 +89,9 @@ def triples_of(text: str, front: str = "") -> list[str]:
 
 
 def asked_alike(a: Lesson, b: Lesson, least: float = 0) -> float | None:
-    """Return the similarity of the untrained texts of two rows (Jaccard of triples, 0 to 1), None if it is below
-    `least` or differs in more than a few words. It is the lower one of the system prompts and of the other text: one
-    question about two documents in system prompts is two lessons."""
+    """Return the similarity of the untrained texts of two rows (Jaccard of triples, 0 to 1); None if it is below
+    `least`, or if they differ in more than a few words. Of the system prompts and the other untrained text, the less
+    similar one counts, so one question about two documents in system prompts is two lessons."""
     asked = _similarity(a.question, b.question, least)
     context = _similarity(a.context, b.context, least) if asked is not None else None
     return None if asked is None or context is None else min(asked, context)
@@ -125,9 +125,9 @@ def _is_edited(triples: Sequence[Triple], other: Collection[Triple]) -> bool:
 
 
 def lesson_hashes(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> array:  # type: ignore[type-arg]
-    """Return a 64-bit hash for each trained answer, of itself and everything before it.
+    """Return for each trained answer a 64-bit hash of all turns up to and including it.
 
-    A row whose last hash is an earlier hash of another row is the beginning of that row.
+    If the last hash of a row is an earlier hash of another row, the row is the beginning of that other row.
     """
     digest = blake2b(digest_size=8)
     if tools:

@@ -76,7 +76,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """A place in a text and the rule that matched there."""
+    """A match of a rule: its place in a text, and the rule."""
 
     start: int
     end: int
@@ -204,10 +204,10 @@ def redact_everything(value: Any) -> Any:
 
 
 def redacted_name(name: str) -> str:
-    """Return the name of a user or session as the store keeps it.
+    """Return the name of a user or session in the form in which it is stored.
 
-    A name that holds personal data or a secret is redacted and gets a hash, so that it stays distinct and can be
-    forgotten.
+    If the name contains personal data or a secret, it is redacted and a hash is appended, so that it stays unique and
+    can be forgotten by its name.
     """
     clean = str(redact_everything(name))
     if clean == name:

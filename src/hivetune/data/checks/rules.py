@@ -20,9 +20,10 @@ MAX_CHARS = 1_000_000  # about 250,000 tokens, the window of the longest usual m
 
 
 def check_roles(messages: Messages) -> None:
-    """Check that user and assistant alternate, that tool results follow a call, and that no system turn is last.
+    """Check that user and assistant alternate, that tool results follow a call, and that the last turn is not a system
+    turn.
 
-    A system turn inside the conversation is refused later, if the model's template has no place for it.
+    A system turn in the middle of a conversation is refused later, if the model's template can't render it.
     """
     if not messages:
         raise RowRefused("empty-turn", "the list of messages is empty")

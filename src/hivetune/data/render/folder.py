@@ -58,7 +58,7 @@ def load_renderer(model_folder: Path, name: str = "") -> Renderer:
     eos_ids = description.get("eos_ids") or [token_id(tokenizer, variables.get("eos_token"))]
     eos_ids = [i for i in eos_ids if i is not None]
     if not eos_ids:
-        raise UsageError(f"{model} has no end token", hint="set eos_token in tokenizer_config.json")
+        raise UsageError(f"{model} has no end token", hint="set eos_token in its tokenizer_config.json")
     try:
         return Renderer(tokenizer, templates, variables, eos_ids)
     except (RenderError, RecursionError) as error:

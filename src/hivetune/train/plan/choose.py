@@ -169,9 +169,10 @@ def forms(setup: TrainingSetup, device: Device) -> Iterator[TrainingSetup]:
 def first_that_fits(
     setup: TrainingSetup, device: Device, work: Workload, *, memory_share: float = 0.9, rate: Rate | None = None
 ) -> Choice:
-    """Return the first form that fits `memory_share` of the installed memory, with the largest useful micro-batches.
+    """Return the first form that fits into `memory_share` of the installed memory, with the largest useful
+    micro-batches.
 
-    Raises DoesNotFit, naming what is needed and what may be used, when not even the longest row fits.
+    Raises DoesNotFit, with the needed and the allowed memory, if not even the longest row fits.
     """
     limit = device.limit_bytes(memory_share)
     least, most = (rounded_up(tokens, BUCKET) for tokens in (work.longest, max(sum(work.lengths), work.longest)))

@@ -1,8 +1,8 @@
-"""The memory that a training step holds at its peak, and where it goes: a formula over sizes.
+"""The memory that a training step needs at its peak, by part: a formula over sizes.
 
-    weights + adapters (16 bytes a parameter, with gradient and optimizer) + activations + attention + logits + runtime
+weights + adapters (16 bytes a parameter, with gradient and optimizer) + activations + attention + logits + runtime
 
-The supervisor's ladder takes smaller micro-batches where the formula was too low.
+If the formula is too low, the supervisor's recovery makes micro-batches smaller.
 """
 
 from collections.abc import Mapping, Sequence

@@ -321,7 +321,7 @@ def count_rows(data: DataConfig) -> CountedRows:
 
 
 def stored_bytes() -> int:
-    """Return the size of the rows of the store; 0 where there is none."""
+    """Return the size of all stored rows in bytes; 0 without a store."""
     if not database_path().exists():
         return 0
     with closing(open_database()) as database:

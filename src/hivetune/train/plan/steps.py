@@ -34,7 +34,8 @@ ALWAYS_TOLERATED = 16
 
 
 class PlanRow(NamedTuple):
-    """One row that may be trained: number in the snapshot, hash of its content, tokens, and how many are trained."""
+    """A row that may be trained: its number in the snapshot, its content id, its number of tokens and of trained
+    tokens."""
 
     row: int
     content_id: str

@@ -1,7 +1,8 @@
-"""Checkpoints: what their two files hold, when one is saved, how a run returns to one, and the adapter that it keeps.
+"""Checkpoints: the content of their two files, when one is saved, the return of a run to one, and the adapter to keep.
 
-The files are safetensors by PEFT parameter name, and JSON; never a pickle. run/checkpoints.py gets folders onto the
-disk whole. Nothing that is not finite is ever saved. `main` salvages the adapter of a run that can't continue.
+The files are safetensors by PEFT parameter name, and JSON; never a pickle. run/checkpoints.py writes the folders so
+that they are complete or absent. A value that is not finite is never saved. `main` saves the adapter of a run that
+can't continue.
 """
 
 import json

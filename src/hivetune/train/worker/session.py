@@ -183,7 +183,8 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
 
 
 def choose_validation_sample(snapshot: Snapshot) -> list[int]:
-    """Return the validation rows of a run, spread over their beginnings, then over their number of trained tokens."""
+    """Return the sample of validation rows that a run scores, stratified by their first tokens and number of trained
+    tokens."""
     return stratified_sample(
         snapshot.rows("validation"),
         VALIDATION_ROWS,

@@ -115,7 +115,7 @@ class LayerContext:
 
 
 def forward_layer(ctx: LayerContext, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Saved:
-    """Compute a layer, whose output is `saved.mid_SD + saved.delta_SD`. `slot` names its buffers."""
+    """Compute a layer; its output is `saved.mid_SD + saved.delta_SD`. `slot` is a part of its buffers' names."""
     spec, layer = ctx.spec, ctx.weights.layers[index]
     tokens = len(x_TD)
     # The input is kept under the layer's own name, whatever the slot, so that a recompute finds it.
