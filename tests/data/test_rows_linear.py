@@ -11,7 +11,7 @@ import pytest
 from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
-from hivetune.data.render.dialect import CLOSED_THOUGHT
+from hivetune.data.render.answers import CLOSED_THOUGHT
 
 # What a text begins with, what comes again and again in it, and what it ends with.
 HOSTILE = [

@@ -127,7 +127,7 @@ def test_ids_and_masks_equal_transformers(name: str, folders: dict[str, Path]) -
         except RenderError as error:
             refused[kind] = error.reason
             continue
-        shown = spoken.dialect.chat(spoken.dialect.with_ids(spoken.dialect.spoken(messages))[0])
+        shown = spoken.dialect.chat(spoken.dialect.spoken(messages)[0])
         trained = [i for view in views for i in view.answers]
         assert sorted(trained) == [i for i, m in enumerate(messages) if m.role == "assistant" and m.weight], kind
         for view in views:

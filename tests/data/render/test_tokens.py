@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from hivetune.data.render.tokens import SPLITTERS, TextEncoder, as_ids
+from hivetune.data.render.renderer import SPLITTERS, TextEncoder, as_ids
 
 LLAMA3, QWEN = SPLITTERS
 PLAIN = ("<|im_start|>", "<|im_end|>")

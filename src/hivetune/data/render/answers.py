@@ -8,11 +8,11 @@ texts, and an end token has to close the answer.
 import html
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hivetune.data.render.dialect import CLOSED_THOUGHT, EMPTY_THOUGHT, OPEN_THOUGHT, THOUGHT_BEFORE, find_dialect
+from hivetune.data.render.dialect import THOUGHT_BEFORE, Messages, Tools, find_dialect
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.records import Message
 
@@ -22,6 +22,14 @@ _PROBE = "Xq90000Xq"
 # Rows of tools have as many shapes as tools, so that a set without end would fill the memory.
 MAX_SHAPES = 1024
 _SHOWN_CHARS = 40
+# <think>, and with a prefix <seed:think> (Seed) and <mm:think> (MiniMax M3).
+_THOUGHT_TAG = r"<((?>[a-z_:]*?think)[a-z_:]*+)>"
+OPEN_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*\Z")
+EMPTY_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*</\1>")
+# Empty thoughts that a prompt closes before the answer: Qwen and DeepSeek, Cohere, Gemma 4.
+CLOSED_THOUGHT = re.compile(
+    rf"(?:{EMPTY_THOUGHT.pattern}|<\|START_THINKING\|><\|END_THINKING\|>|<\|channel>thought\n<channel\|>)\s*\Z"
+)
 # The end of an empty thought in front of an answer.
 _CLOSING = re.compile(r"\A\s*</(?>[a-z_:]*?think)[a-z_:]*+>\s*")
 # Small models whose templates write what others leave out.
@@ -54,14 +62,6 @@ class Part(NamedTuple):
     mark: str
 
 
-class Skeleton(NamedTuple):
-    """Messages and tools in which each text is replaced by a marker. Rows of the same shape have equal skeletons."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...]
-    parts: Sequence[Part]
-
-
 class Frame(NamedTuple):
     """The text that a template writes around the last answer of all conversations of one shape.
 
@@ -86,11 +86,11 @@ class DialectTemplate:
         self._controls = tuple(controls)
         self._frames: dict[tuple[Any, ...], Frame] = {}
 
-    def apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], for_answer: bool) -> str:
+    def apply(self, messages: Messages, tools: Tools, for_answer: bool) -> str:
         """Return the text of the messages, with the header of the next answer if `for_answer`. Raise RenderError."""
         return self._template.apply(self.dialect.chat(messages), list(tools) or None, for_answer)
 
-    def answers(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    def answers(self, messages: Messages, tools: Tools) -> list[Answer]:
         """Return each answer of the conversation that is trained. Raise RenderError: not-in-template, end-not-trained,
         or an error of the template itself."""
         found: list[Answer] = []
@@ -100,39 +100,36 @@ class DialectTemplate:
                 found.append(self._answer(messages[: i + 1], tools, first_new))
         return found
 
-    def _answer(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], first_new: int) -> Answer:
+    def _answer(self, messages: Messages, tools: Tools, first_new: int) -> Answer:
         """Return the last message as it is trained. The parts of messages before `first_new` have been looked for."""
         if tools or any(message.tool_calls or message.reasoning is not None for message in messages):
             skeleton = make_skeleton(messages, tools)
             shape: tuple[object, ...] = (repr(skeleton[:2]),)
-            parts = skeleton.parts
+            parts = skeleton[2]
         else:
             # Most rows have contents alone: this shape takes 0.25 us a message, a skeleton 5.6 us.
             shape = tuple((m.role, bool(m.weight), m.name, m.tool_call_id, m.content.strip() == "") for m in messages)
             parts, skeleton = [Part(i, "content", m.content, "") for i, m in enumerate(messages)], None
         frame = self._frames.get(shape)
         if frame is None:
-            frame = self._frame(skeleton or make_skeleton(messages, tools))
+            frame = self._frame(*(skeleton or make_skeleton(messages, tools)))
             if len(self._frames) < MAX_SHAPES:
                 self._frames[shape] = frame
         prompt, text, behind = self._written(messages, tools, frame)
         for part in parts:
-            if part.message >= first_new and _is_needed(part, messages):
+            if part.message >= first_new:
                 thought = THOUGHT_BEFORE.match(part.value)  # templates drop a thought that stands in a content
-                value = (thought[4] if thought else part.value).strip()
-                written = text if part.message == len(messages) - 1 else prompt
-                if not any(form in written for form in _forms(value)):
-                    raise RenderError("not-in-template", _left_out(part))
+                forms = _forms((thought[4] if thought else part.value).strip())
+                _refuse_left_out(part, forms, messages, prompt, text)
         opened = OPEN_THOUGHT.search(prompt)
         begun = (f"<{opened[1]}>" if opened else "") + text
         is_empty = messages[-1].reasoning is None and EMPTY_THOUGHT.match(begun.lstrip()) is not None
         return Answer(len(messages) - 1, prompt, text, behind, is_empty)
 
-    def _written(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], frame: Frame
-    ) -> tuple[str, str, str]:
+    def _written(self, messages: Messages, tools: Tools, frame: Frame) -> tuple[str, str, str]:
         """Return the prompt of the last message, the message as it is trained, and the text after it."""
-        prompt, whole = self._template.prompt_and_whole(self.dialect.chat(messages), list(tools) or None)
+        chat = self.dialect.chat(messages)
+        prompt, whole = self._template.texts(list(tools) or None, (chat[:-1], True), (chat, False))
         end = len(whole) - frame.behind
         if frame.header is not None:
             return prompt, self._behind_header(messages, tools, prompt, whole[:end], frame) + frame.end, ""
@@ -142,9 +139,7 @@ class DialectTemplate:
             )
         return prompt, whole[len(prompt) : end] + frame.end, "" if frame.end else whole[end:]
 
-    def _behind_header(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prompt: str, whole: str, frame: Frame
-    ) -> str:
+    def _behind_header(self, messages: Messages, tools: Tools, prompt: str, whole: str, frame: Frame) -> str:
         """Return an answer that the template does not write after its own prompt, as the model has to write it: the
         thought that the prompt leaves open comes first, and one that it has closed does not come again."""
         *before, own = messages
@@ -180,16 +175,15 @@ class DialectTemplate:
             )
         return _CLOSING.sub("", text)
 
-    def _frame(self, skeleton: Skeleton) -> Frame:
+    def _frame(self, messages: Messages, tools: Tools, parts: Sequence[Part]) -> Frame:
         """Return the frame of a skeleton that ends with an answer, after the check that all its parts are written."""
-        messages, tools, parts = skeleton
         own = [part.mark for part in parts if part.message == len(messages) - 1 and MARK.fullmatch(part.mark)]
         prompt, whole = self.apply(messages[:-1], tools, True), self.apply(messages, tools, False)
         start = _last_end(whole, own) or len(prompt)
         end = self._first_end(whole, start, len(whole)) or _last_end(whole, self._controls, start)
         frame = Frame(len(whole) - end, "", None)
         if not end:
-            frame = Frame(len(whole) - start, self._next_end(skeleton, own), None)
+            frame = Frame(len(whole) - start, self._next_end(messages, tools, own), None)
         opened = OPEN_THOUGHT.search(prompt) if messages[-1].reasoning is None else None
         # An answer without a thought may be written into the thought that its prompt opens.
         follows = opened is None or f"</{opened[1]}>" in MARK.split(whole[len(prompt) :], maxsplit=1)[0]
@@ -204,9 +198,8 @@ class DialectTemplate:
         if set(MARK.findall(text)) - set(own):  # Gemma 4 and Apertus join two answers whose prompts they write apart
             raise RenderError("not-in-template", "the template writes an earlier message into the answer again")
         for part in parts:
-            written = text if part.message == len(messages) - 1 else prompt
-            if part.mark not in written and _is_needed(part, messages) and MARK.fullmatch(part.mark):
-                raise RenderError("not-in-template", _left_out(part))
+            if MARK.fullmatch(part.mark):
+                _refuse_left_out(part, (part.mark,), messages, prompt, text)
         return frame
 
     def _first_end(self, text: str, start: int, stop: int) -> int:
@@ -215,13 +208,13 @@ class DialectTemplate:
         found = [(place, -len(token)) for token in self._ends if (place := text.find(token, start, stop)) >= 0]
         return min(found)[0] - min(found)[1] if found else 0
 
-    def _next_end(self, skeleton: Skeleton, own: Sequence[str]) -> str:
+    def _next_end(self, messages: Messages, tools: Tools, own: Sequence[str]) -> str:
         """Return the text up to the end token that the template writes only before a next message. Raise
         end-not-trained."""
-        following, calls = Message("user", _PROBE), skeleton.messages[-1].tool_calls
+        following, calls = Message("user", _PROBE), messages[-1].tool_calls
         if calls:
             following = Message("tool", _PROBE, name=calls[0]["function"]["name"], tool_call_id=calls[0].get("id"))
-        text = self.apply((*skeleton.messages, following), skeleton.tools, False)
+        text = self.apply((*messages, following), tools, False)
         start = _last_end(text, own)
         end = self._first_end(text, start, max(text.rfind(_PROBE), start))
         if not end:
@@ -229,8 +222,11 @@ class DialectTemplate:
         return text[start:end]
 
 
-def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Skeleton:
-    """Replace contents, thoughts, function names, texts in arguments, and names and descriptions of tools by markers.
+def make_skeleton(
+    messages: Messages, tools: Tools
+) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...], Sequence[Part]]:
+    """Return messages and tools with markers in place of contents, thoughts, function names, texts in arguments, and
+    names and descriptions of tools; and the parts that these stand for. Rows of one shape have equal skeletons.
 
     Keys, numbers and ids are kept, and so is a text of white space alone, which templates drop. A key of arguments is
     its own marker.
@@ -262,17 +258,21 @@ def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
         inner = tool.get("function", tool)
         texts = {key: mark(-1, "tool", inner[key]) for key in ("name", "description") if key in inner}
         marked_tools.append({**tool, "function": {**inner, **texts}} if "function" in tool else {**tool, **texts})
-    return Skeleton(tuple(marked), tuple(marked_tools), parts)
+    return tuple(marked), tuple(marked_tools), parts
 
 
-def _is_needed(part: Part, messages: Sequence[Message]) -> bool:
-    """Return whether the template must write a part: one of the last answer, or of the messages that it answers.
-    Templates drop thoughts of earlier answers, and some drop more of them, which is trained where it is new.
+def _refuse_left_out(part: Part, forms: Iterable[str], messages: Messages, prompt: str, text: str) -> None:
+    """Raise RenderError if a part is in none of its forms where the template must write it: in the `text` of the last
+    answer, or in its `prompt`.
     """
-    message = messages[part.message] if part.message >= 0 else None
-    if message is None or message.role != "assistant" or part.message == len(messages) - 1:
-        return True
-    return not message.weight and part.name != "reasoning"
+    is_own, message = part.message == len(messages) - 1, messages[part.message] if part.message >= 0 else None
+    # Templates drop thoughts of earlier answers, and some drop more of them, which is trained where it is new.
+    is_earlier = message is not None and message.role == "assistant" and not is_own
+    if is_earlier and (messages[part.message].weight or part.name == "reasoning"):
+        return
+    written = text if is_own else prompt
+    if not any(form in written for form in forms):
+        raise RenderError("not-in-template", _left_out(part))
 
 
 def _forms(value: str) -> Iterator[str]:

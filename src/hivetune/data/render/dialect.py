@@ -11,20 +11,14 @@ from typing import Any
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.records import Message
 
+Messages = Sequence[Message]
+Tools = Sequence[Mapping[str, Any]]
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 USER, ANSWER, THOUGHT, CALL, KEY, VALUE = "Xuserprobe", "Xanswerprobe", "Xthought", "Xcall", "Xkey", "Xvalue"
 USER_TURN = Message("user", USER)
 USUAL_ID, SHORT_ID = "call_0123456789ab", "abcdefghi"
 # Mistral's templates raise an error for ids of any other length.
 SHORT_ID_CHARS = 9
-# <think>, and with a prefix <seed:think> (Seed) and <mm:think> (MiniMax M3).
-_THOUGHT_TAG = r"<((?>[a-z_:]*?think)[a-z_:]*+)>"
-OPEN_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*\Z")
-EMPTY_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*</\1>")
-# Empty thoughts that a prompt closes before the answer: Qwen and DeepSeek, Cohere, Gemma 4.
-CLOSED_THOUGHT = re.compile(
-    rf"(?:{EMPTY_THOUGHT.pattern}|<\|START_THINKING\|><\|END_THINKING\|>|<\|channel>thought\n<channel\|>)\s*\Z"
-)
 THOUGHT_BEFORE = re.compile(r"(\s*<think>\n*)(.*?)((?:(?<!\n)\n*)?</think>\n*)(.*)\Z", re.DOTALL)
 
 
@@ -46,7 +40,7 @@ class Dialect:
     writes_ids: bool = False
     typed_content: bool = False
 
-    def chat(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def chat(self, messages: Messages) -> list[dict[str, Any]]:
         """Return the messages in the form that the template reads."""
         return [self._shown(message) for message in messages]
 
@@ -65,16 +59,13 @@ class Dialect:
             shown["content"] = [{"type": "text", "text": shown["content"]}]
         return shown
 
-    def spoken(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+    def spoken(self, messages: Messages) -> tuple[tuple[Message, ...], bool]:
         """Return the messages with thoughts in a field of their own, if the template would otherwise remove them from
-        the content."""
-        return tuple(_split_thought(m) for m in messages) if self.splits_thoughts else tuple(messages)
-
-    def with_ids(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], bool]:
-        """Return the messages with ids of calls in the form that the template requires, and whether any id was
-        changed."""
+        the content, and with ids of calls in the form that it requires; and whether any id was changed.
+        """
+        messages = tuple(map(_split_thought, messages)) if self.splits_thoughts else tuple(messages)
         if not (self.writes_ids or self.short_ids) or not any(m.tool_calls or m.role == "tool" for m in messages):
-            return tuple(messages), False
+            return messages, False
         new: list[Message] = []
         waiting: list[tuple[Any, str]] = []
         count = 0
@@ -92,7 +83,7 @@ class Dialect:
                     waiting.remove(answered)
                     message = replace(message, tool_call_id=answered[1])
             new.append(message)
-        return tuple(new), new != list(messages)
+        return tuple(new), tuple(new) != messages
 
     def _id(self, row_id: Any, number: int) -> str:
         """Return the row's own id if it is valid; else a short one from its hash."""

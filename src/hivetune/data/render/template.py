@@ -25,7 +25,6 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.time_limit import TimeLimit
@@ -82,23 +81,17 @@ class ChatTemplate:
 
     def apply(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
         """Return the text of `chat`, with the header of the next answer if `for_answer`. Raise RenderError."""
-        return self._in_bounds(lambda: (self._written(chat, tools, for_answer),))[0]
+        return self.texts(tools, (chat, for_answer))[0]
 
-    def prompt_and_whole(self, chat: ShownTurns, tools: Sequence[Any] | None) -> tuple[str, str]:
-        """Return the prompt of the last answer, and the text of all of `chat`. Raise RenderError."""
-        # Both have the limits of one text, since setting them takes as long as a short chat.
-        prompt, whole = self._in_bounds(
-            lambda: (self._written(chat[:-1], tools, True), self._written(chat, tools, False))
-        )
-        return prompt, whole
-
-    def _in_bounds(self, write: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    def texts(self, tools: Sequence[Any] | None, *chats: tuple[ShownTurns, bool]) -> list[str]:
+        """Return the text of each (chat, for_answer), all within the limits of one text. Raise RenderError."""
+        # Setting the limits takes as long as a short chat.
         if self._breaches >= MAX_BREACHES:
             raise RenderError(
                 "too-costly", f"the template was too slow or large for {MAX_BREACHES} rows; the others are not tried"
             )
         try:
-            texts = bounded(write)
+            texts = bounded(lambda: [self._written(chat, tools, for_answer) for chat, for_answer in chats])
         except RowRefused as error:
             self._breaches += error.reason == "too-costly"
             raise
@@ -195,21 +188,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-class _Namespace(Namespace):
-    """A namespace without names that begin with an underscore, which lead to the interpreter."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a namespace has no {name!r}")
-        super().__setitem__(name, value)
-
-
 def environment() -> Environment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = TEMPLATE_DATE.strftime
-    environment.globals["namespace"] = _Namespace
     return environment
 
 
