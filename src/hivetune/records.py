@@ -81,7 +81,7 @@ class Accounting:
 
     @property
     def missing(self) -> int:
-        """Return the number of rows in no count; anything but 0 is a bug."""
+        """Return the number of rows that no field counts. Anything but 0 is a bug."""
         placed = self.trained + self.held_out + self.duplicates + self.quarantined + self.not_reached
         return self.rows_in - placed - sum(self.rejected.values()) - sum(self.set_aside.values())
 

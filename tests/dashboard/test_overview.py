@@ -98,7 +98,7 @@ def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
         ("interrupted was interrupted at step 20", "hivetune train interrupted"),
         ("failed failed: out of memory", "hivetune show failed"),
         ("damaged is damaged: run.json: not JSON", "hivetune show damaged"),
-        ("faq@1 holds at least 3 rows that were forgotten since", "hivetune releases faq@1"),
+        ("faq@1 was trained or judged on at least 3 rows that were forgotten since", "hivetune releases faq@1"),
     ]
 
 

@@ -240,7 +240,7 @@ def mend_the_manifest(folder: Path) -> None:
     ("damage", "words"),
     [
         (change_a_byte, r"adapter_model.safetensors"),
-        (mend_the_manifest, "it holds another adapter than was registered"),
+        (mend_the_manifest, "its adapter is not the registered one"),
         (shutil.rmtree, "manifest.json"),
     ],
 )

@@ -140,7 +140,7 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
                 hint="free space in the home folder (hivetune rm --unused), then run the same command again",
             ) from error
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-            busy = "another process holds hive.db for more than 30 s"
+            busy = "another process has locked hive.db for more than 30 s"
             raise Busy(busy, hint="wait for it, then run the command again") from error
         raise
 

@@ -239,7 +239,7 @@ _MACHINES_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO in the kernel's incl
 
 @dataclass(frozen=True)
 class LockHolder:
-    """The process that holds a folder, as its lock file names it, and since when (seconds since 1970)."""
+    """The process that has locked a folder, as its lock file names it, and since when (seconds since 1970)."""
 
     pid: int
     boot_id: str
@@ -250,7 +250,7 @@ class LockHolder:
 def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[None]:
     """Lock `folder` for this process; the kernel unlocks it when the process dies.
 
-    Raise Busy with `hint` if another process holds it, and UsageError if the folder is not safe to write to.
+    Raise Busy with `hint` if another process has locked it, and UsageError if the folder is not safe to write to.
     """
     make_folder(folder)
     check_owner(folder)

@@ -172,7 +172,7 @@ def _field(item: Any, key: str) -> Any:
 
 
 class Note(str):
-    """A line of an answer that goes to stderr, such as the next step, so that stdout holds only data."""
+    """A line of an answer that goes to stderr, such as the next step, so that stdout has only data."""
 
 
 # What is printed.

@@ -269,7 +269,7 @@ def forget(
         bool, Option("--set-aside", help="Keep the rows in the store, but leave them out of later training.")
     ] = False,
 ) -> None:
-    """Delete a user, session, source or row from the store, and list the snapshots, runs and releases that hold it.
+    """Delete a user, session, source or row from the store, and list the snapshots, runs and releases that contain it.
 
     Later collections skip it. Its files, snapshots and runs are not changed: prepare and train again without it, then
     delete what is listed.
@@ -299,5 +299,5 @@ def forget(
         document,
         Note(f"{kind} {value}: {count(found.interactions, 'interaction')} deleted, and skipped from now on"),
         Note(facts(document, "past_wins unchecked")),
-        holders if tainted else Note("no snapshot here holds any of it"),
+        holders if tainted else Note("no snapshot here contains any of it"),
     )

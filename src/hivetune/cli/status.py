@@ -53,7 +53,7 @@ def dashboard_command(
 
     def tell(url: str) -> None:
         show(f"open {url}login?token={token}")
-        say("the address holds the token of this dashboard; keep it private. Stop the server with Ctrl-C")
+        say("the address contains the token of this dashboard; keep it private. Stop the server with Ctrl-C")
         emit_until_stopped({"url": url, "token": token})
 
     run_dashboard(port, tell)

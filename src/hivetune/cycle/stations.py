@@ -277,7 +277,7 @@ def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
     if forgotten and not passed:
         # What was forgotten must go: a model without it need not be better than one with it, only no failure.
         passed = found.parts["base"].verdict == "deploy" and found.verdict != "abort"
-        reasons, decisive = ["the champion holds forgotten rows", *reasons], decisive + 1
+        reasons, decisive = ["the champion was trained on forgotten rows", *reasons], decisive + 1
     about = {"schema": 1, "passed": passed, "verdict": found.verdict, "reasons": reasons, "decisive": decisive}
     return {**about, "rival": label, "parts": {name: part.verdict for name, part in found.parts.items()}}
 

@@ -91,7 +91,7 @@ def forgetting(watcher: Watcher, request: PageRequest) -> Page:
     kind, value = _subject(request.query if request.form is None else request.form)
     if request.form is None:
         says = "All of it is removed from the store for good and kept out from now on."
-        says += " Snapshots, runs and releases that hold it are named; they are not changed."
+        says += " Snapshots, runs and releases that contain it are listed; they are not changed."
         command, hidden = f"hivetune forget --{kind} {quoted(value)}", {"kind": kind, "value": value}
         return _ask(request, f"Forget the {kind} {value}?", says, "Forget", command, "/data", hidden=hidden)
     with closing(open_database()) as database:
@@ -101,7 +101,7 @@ def forgetting(watcher: Watcher, request: PageRequest) -> Page:
     lines += [f"{result.past_wins} past wins were made of them and are removed."] if result.past_wins else []
     for taint in result.taints:
         uses = ", ".join((*taint.runs, *taint.releases)) or "nothing was made of it"
-        lines.append(f"The snapshot {taint.path or taint.snapshot} holds at least {taint.rows} of its rows: {uses}.")
+        lines.append(f"The snapshot {taint.path or taint.snapshot} contains at least {taint.rows} of its rows: {uses}.")
     lines += [f"{path}: the snapshot is gone, so its rows could not be looked at." for path in result.unchecked]
     return _done(f"The {kind} {value} is forgotten", lines, "/data")
 

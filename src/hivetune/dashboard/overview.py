@@ -156,7 +156,7 @@ def needs_of(runs: list[RunStatus], registered: list[Release], tainted: Mapping[
         if "candidate" in release.aliases and release.verdict == "deploy" and not release.withdrawn:
             yield Suggestion(f"{release.label} passed the gate and waits", f"hivetune promote {release.label}")
         if "champion" in release.aliases and (count := tainted[release.label]):
-            why = f"{release.label} holds at least {count} rows that were forgotten since"
+            why = f"{release.label} was trained or judged on at least {count} rows that were forgotten since"
             yield Suggestion(why, f"hivetune releases {release.label}")
 
 

@@ -30,9 +30,9 @@ FROZEN = "frozen"
 
 @dataclass(frozen=True)
 class FrozenQuestion:
-    """A conversation without its last answer. `release`: the first that answered it right (wins only).
+    """A conversation without its last answer. `release`: the first release that answered it correctly (past wins only).
 
-    `interaction_id`, `session` and `user` come from the row of a win, so that it can be forgotten with them.
+    `interaction_id`, `session` and `user` are those of the row of a past win, so that it can be forgotten with the row.
     """
 
     origin: Origin
@@ -54,12 +54,13 @@ class FrozenQuestion:
 
 
 def frozen_folder(name: str) -> Path:
-    """Return the folder of the wins of the releases NAME."""
+    """Return the folder of the past wins of the releases NAME."""
     return home() / FROZEN / name
 
 
 def freeze(name: str, questions: Iterable[FrozenQuestion]) -> int:
-    """Store wins of NAME and return how many are new. Raises OSError, UsageError for a damaged home."""
+    """Store past wins of the releases NAME and return how many of them are new. Raises OSError, UsageError for a
+    damaged home."""
     # Each is a file of its own, written atomically and never changed: a killed process leaves a complete set.
     folder, new = frozen_folder(name), 0
     make_folder(folder.parent)
@@ -82,7 +83,7 @@ def names_with_wins() -> list[str]:
 
 
 def drop_win(name: str, win: FrozenQuestion) -> None:
-    """Remove a win of the releases NAME."""
+    """Remove a past win of the releases NAME."""
     (frozen_folder(name) / f"{win.key}.json").unlink()
 
 
@@ -115,7 +116,7 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
 
 
 def win_of(info: RowInfo, checker: Mapping[str, Any], release: str) -> FrozenQuestion:
-    """Return a held-out row as a win: its checker accepted the answer of `release`."""
+    """Return a held-out row as a past win, to be frozen, because the answer of `release` to it passed its checker."""
     owner = {"interaction_id": info.interaction_id, "session": info.session, "user": info.user}
     return _question("win", info, checker, release=release, **owner)
 

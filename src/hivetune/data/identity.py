@@ -18,7 +18,7 @@ NOT_IDENTITY = ("output", "report_to", "memory_share", "allow", "eval", "gate", 
 
 
 def identity_of(config: RunConfig, snapshot: Snapshot, model: Path) -> dict[str, Any]:
-    """Return the identity of a run as `run.json` holds it: its settings, and the hashes of its data and model."""
+    """Return the identity of a run as it is written to run.json: its settings, and the hashes of its data and model."""
     return {"settings": settings_of(config), "snapshot": snapshot.hash, "model": sha256_file(model / MANIFEST)}
 
 

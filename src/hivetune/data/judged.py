@@ -1,4 +1,4 @@
-"""Rows that hold two answers to one question: preference pairs, and corrections of an answer."""
+"""Rows with two answers to one question: preference pairs, and corrections of an answer."""
 
 import difflib
 from collections.abc import Mapping

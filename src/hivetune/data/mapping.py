@@ -273,7 +273,7 @@ def write_columns(columns: Mapping[str, str]) -> str:
 
 
 def parse_names(text: str) -> list[str]:
-    """Return the value of `--ignore`: names separated by commas, in double quotes where they hold one, as in CSV."""
+    """Return the names in the value of `--ignore`: separated by commas, and quoted as in CSV if they contain one."""
     return [name.strip() for line in csv.reader([text], skipinitialspace=True) for name in line if name.strip()]
 
 

@@ -50,7 +50,7 @@ def not_encodable(error: UnicodeEncodeError) -> RowRefused:
 _REJECT = {
     # The bytes and the JSON
     "bad-characters": (
-        "the text is not UTF-8, or holds a NUL, half a character (a lone surrogate) or U+FFFD: a part of it was lost",
+        "the text is not UTF-8, or has a NUL, half a character (a lone surrogate) or U+FFFD: a part of it was lost",
         "save or decode the source again as UTF-8, or delete the row",
     ),
     "bad-json": ("the row is not a complete JSON object, or is nested too deeply", "correct the JSON of this row"),
@@ -58,7 +58,10 @@ _REJECT = {
         "the rest of the file is unreadable: damaged compression, CSV, JSON array or Parquet",
         "restore the file",
     ),
-    "csv-columns": ("the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"),
+    "csv-columns": (
+        "the row has more or fewer fields than the header",
+        "quote fields that contain commas or line breaks",
+    ),
     # The shape of the row
     "unread-column": (
         "a column is not read that may belong to the question",
@@ -101,11 +104,11 @@ _REJECT = {
     ),
     # The text
     "control-token": (
-        "the text holds a control token of the model, which would end or fake a turn, or its padding token",
+        "the text contains a control token of the model, which would end or fake a turn, or its padding token",
         "delete the token from the text",
     ),
     "private": (
-        "the row holds a secret or personal data, and data.on_private is reject",
+        "the row contains a secret or personal data, and data.on_private is reject",
         "remove it, or set data.on_private: redact",
     ),
     # The template, the tokens and the mask (need a model)
@@ -157,7 +160,7 @@ _SET_ASIDE = {
         "raise the limit where the answers are made",
     ),
     "earlier-turns-missing": (
-        "the record continues a conversation that it does not hold",
+        "the record lacks the earlier turns of its conversation",
         "log the whole conversation: its earlier turns are with the provider, or encrypted",
     ),
     "not-held": (

@@ -213,7 +213,7 @@ def select_rows(database: sqlite3.Connection, condition: str, *values: object) -
 
 
 def open_snapshot(folder: Path) -> Snapshot:
-    """Open the snapshot in a folder. Raises UsageError when it holds no complete snapshot of this version."""
+    """Open the snapshot in a folder. Raises UsageError if it is not a complete snapshot of this version."""
     try:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The evaluation behind `eval` and `compare`: two sides answer the same prompts, and one document holds all
+"""The evaluation behind `eval` and `compare`: two sides answer the same prompts, and one document contains all
 measurements.
 
 The prompts are a run's held-out rows, or the rows of any file that `check` reads. The first side is `base` in the

@@ -28,7 +28,7 @@ EVALUATION_PAGE = "eval.html"
 MAX_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 MAX_LOST = 50
 GAIN = "A gain is positive where {} is better (of shares in points, of costs in % of the other's)."
-REQUIRED = "What is required has to hold for its whole interval, else it is open."
+REQUIRED = "A requirement must be met by the whole interval; otherwise it is open."
 _FOLDER = Path(__file__).parent
 # A page in one file needs nothing else: no script, no font, no network.
 _FRAME = """<!doctype html>

@@ -69,7 +69,7 @@ def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Prog
     """Export the newest adapter of a run folder to `RUN/export/`.
 
     Raises UsageError for an unknown target or quantization, a run without adapter, a run that only the home from which
-    this one was copied may write to, and a model that the target can't hold; MachineNotFit for a missing package;
+    this one was copied may write to, and a model that the format can't represent; MachineNotFit for a missing package;
     DoesNotFit for a full disk (incomplete files are deleted); Busy while another export runs.
     """
     if to not in LOADED_BY:

@@ -50,7 +50,7 @@ def find_unused(database: sqlite3.Connection) -> list[Unused]:
 
 # It works on a full disk, where it is needed most: without room for the note the space is freed first.
 def delete(database: sqlite3.Connection, unused: Unused) -> None:
-    """Delete an entry of `find_unused`. Raises Busy if a process holds its run, UsageError if it is in use again."""
+    """Delete an entry of `find_unused`. Raises Busy if a process has locked its run, UsageError if it is in use now."""
     if unused.what == "checkpoints":
         run = unused.path.parent
         with lock_run(run):
@@ -73,7 +73,7 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
 def remove_run(database: sqlite3.Connection, run: Path) -> int:
     """Delete a run's folder and row; return the number of bytes freed. Its releases stay whole.
 
-    Raises Busy while a process holds the run; UsageError for a run outside of this home that another home has trained,
+    Raises Busy while a process has locked the run; UsageError for a run outside of this home that another home trained,
     since this home is then a copy.
     """
     with lock_run(run):

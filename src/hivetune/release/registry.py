@@ -104,7 +104,7 @@ class Release:
         """Return the missing or changed files, in words; "" if there are none."""
         problems = problems_since_last_read(self.folder)
         if not problems and read_json(self.folder / MANIFEST).get("adapter_sha256") != self.adapter_sha256:
-            return "it holds another adapter than was registered"
+            return "its adapter is not the registered one"
         return problems[0] if problems else ""
 
     def check(self) -> None:

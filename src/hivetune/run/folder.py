@@ -95,7 +95,7 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
     try:
         tree = parse_yaml(read_text(path), str(path))
         if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
-            raise ValueError("it holds no settings")
+            raise ValueError("it contains no settings")
         choices = from_plain(Choices, tree.get("choices") or {})
     except ValueError as error:
         raise UsageError(f"{path}: {error}", hint="was it written by a newer hivetune, or changed by hand?") from None

@@ -183,7 +183,7 @@ def refuse_older_adapter(run: Path) -> None:
 
 
 def lock_run(run: Path) -> AbstractContextManager[None]:
-    """Return the lock of a run folder as a context manager; whoever writes the folder holds it. Raises Busy and
+    """Return the lock of a run folder as a context manager; every writer of the folder must hold it. Raises Busy and
     UsageError as `lock`."""
     return lock(run, hint=f"wait for it, or stop it with: hivetune stop {quoted(run)}")
 

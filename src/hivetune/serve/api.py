@@ -55,7 +55,7 @@ class TooLarge(HivetuneError):
 
 
 class Counts:
-    """Counters since the start, for Prometheus. No label holds a prompt, a user or a session."""
+    """Counters since the start, for Prometheus. No label contains a prompt, a user or a session."""
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
@@ -407,7 +407,7 @@ async def _raw_body(http: HttpRequest) -> bytes:
         async for piece in http.stream():
             body += piece
             if len(body) > LIMIT_BYTES:
-                raise TooLarge(f"a request holds at most {LIMIT_BYTES:,} bytes")
+                raise TooLarge(f"a request must have at most {LIMIT_BYTES:,} bytes")
     except ClientDisconnect:
         raise UsageError("the client disconnected") from None
     return bytes(body)

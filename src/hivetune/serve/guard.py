@@ -89,7 +89,7 @@ def clients(database: sqlite3.Connection) -> list[Client]:
 
 
 def client_of(database: sqlite3.Connection, token: str) -> str | None:
-    """Return the name of the client that holds `token`, or None."""
+    """Return the name of the client with this token, or None."""
     digest, holder = _hash(token), None
     for name, stored in database.execute("SELECT name, token_sha256 FROM clients WHERE revoked IS NULL"):
         # All in constant time: else the time of a refusal would tell how much of a hash is right.
@@ -166,7 +166,7 @@ class Guard:
             return 403, "requests from other sites are refused", ""
         size = headers.get("content-length", "0")
         if not _SIZE.fullmatch(size) or int(size) > LIMIT_BYTES:
-            return 413, f"a request holds at most {LIMIT_BYTES:,} bytes", ""
+            return 413, f"a request must have at most {LIMIT_BYTES:,} bytes", ""
         # Each door has its own tokens: a client of the API may not use the dashboard.
         path = scope["path"]
         door = next((door for door in self.doors if f"{path}/".startswith(f"{door.below}/")), None)

@@ -44,7 +44,7 @@ class Deployment:
     device: str = ""  # as in ServerSettings
 
     def holds(self, wanted: "Deployment") -> bool:
-        """Return whether a server with this content can serve everything in `wanted`; it may hold more."""
+        """Return whether a server with this content can serve everything in `wanted`; it may have more loaded."""
         same = (self.model, self.model_sha256, self.device) == (wanted.model, wanted.model_sha256, wanted.device)
         return same and all(self.served.get(label) == wanted.served[label] for label in wanted.required)
 

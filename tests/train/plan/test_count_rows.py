@@ -61,12 +61,12 @@ def test_what_cannot_be_counted_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "numbers.jsonl").write_text('{"number": 3}\n')
     for path, why in (
         ("none.jsonl", "does not exist"),
-        ("empty.jsonl", "holds no row"),
+        ("empty.jsonl", "contains no rows"),
         ("numbers.jsonl", "none can be trained"),
     ):
         with pytest.raises(UsageError, match=why):
             count_rows(DataConfig(path=str(tmp_path / path)))
-    with pytest.raises(UsageError, match="holds no row"):
+    with pytest.raises(UsageError, match="contains no rows"):
         count_rows(DataConfig(path="store"))
     with pytest.raises(UsageError, match="read once, by the training itself"):
         rows_to_train(parse_config({"model": "m", "data": {"path": "-"}}), None)

@@ -120,7 +120,7 @@ def is_token(text: str, start: int, end: int) -> bool:
 
 
 def _is_key_block(text: str, start: int, end: int) -> bool:
-    """Return whether a block holds a key and is not part of a text about keys."""
+    """Return whether a block contains a key and is not part of a text about keys."""
     block = text[start:end]
     if re.search(r"(?=[A-Za-z+/]{0,40}\d)[A-Za-z0-9+/=]{24}", block):
         return True

@@ -107,7 +107,7 @@ def check_message_weights(messages: Messages) -> None:
 
 
 def control_token_check(tokens: Sequence[str]) -> Callable[[Messages], None]:
-    """Return a check that no text holds one of these control tokens."""
+    """Return a check that no text contains one of these control tokens."""
     pattern = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or r"(?!)")
 
     def check_control_tokens(messages: Messages) -> None:

@@ -64,7 +64,7 @@ def name_problem(path: str) -> tuple[str, str] | None:
 
 
 def check_storable(path: str) -> None:
-    """Raise UsageError for a name that a config or the store can't hold."""
+    """Raise UsageError for a name that can't be written to a config or the store."""
     if problem := name_problem(path):
         raise UsageError(f"{path!a} can't be read: {problem[0]}", hint=problem[1])
 

@@ -53,7 +53,7 @@ def source_of(path: str, name: str, encoding: str | None = None) -> Source:
     """Return the file at `path` as a source, without its size and lines. `encoding`: the user's setting for all texts.
 
     The kinds are jsonl, json, csv, parquet, arrow, or the name of a format of whole files. Raise UsageError if the file
-    can't be read or holds no rows, DataRefused for text in another encoding.
+    can't be read or contains no rows, DataRefused for text in another encoding.
     """
     try:
         with open(path, "rb") as file:
@@ -130,7 +130,7 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _kind(source: Source) -> str:
-    """Return the kind of a text file. Raise UsageError for one that holds no rows."""
+    """Return the kind of a text file. Raise UsageError for one that contains no rows."""
     lower = source.name.lower().removesuffix(f".{source.packed}")
     if lower.endswith((".csv", ".tsv")):
         return "csv"

@@ -298,7 +298,7 @@ def _plain(value: Any) -> Any:
 
 def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
     """Yield (line, JSON of a row) of a document: an array of rows, possibly below a key ({"data": [..]}), or objects
-    one after the other. Raise DataRefused if it is broken or too large to hold in memory as one text.
+    one after the other. Raise DataRefused if it is broken or too large for one text in memory.
     """
     # One row after the other, since the objects of a whole document take many times its text.
     text = _whole_text(source)

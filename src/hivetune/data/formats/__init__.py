@@ -1,4 +1,4 @@
-"""All named formats, and the registry that finds them: entries of formats.toml, modules of this package that hold
+"""All named formats, and the registry that finds them: entries of formats.toml, modules of this package that define
 `FORMAT`, a user's TOML files in `$HIVETUNE_HOME/formats/`, and other packages by the entry point `hivetune.formats`.
 """
 
@@ -144,13 +144,13 @@ def rows_of_file(name: str, path: str, lines: Lines) -> Iterator[PlacedRow]:
 
 @cache
 def _of_days() -> tuple[Format, ...]:
-    """Return the formats whose records hold a row for each day."""
+    """Return the formats whose records contain a row for each day."""
     return tuple(form for form in _of_kind(Format).values() if form.days is not None)
 
 
 @cache
 def _batch_mark() -> re.Pattern[bytes]:
-    """Return a pattern that all records match which hold rows."""
+    """Return a pattern that matches all records that contain rows."""
     keys = {key for form in _of_kind(Batch).values() for need in form.needs for key in need.split("|")}
     keys |= {form.mark for form in _of_days()}
     return re.compile(b'"(?:%s)"' % "|".join(map(re.escape, sorted(keys))).encode())
@@ -181,7 +181,7 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
 
 
 def _days_in(record: Row) -> list[Row] | None:
-    """Return the rows of a record that holds one for each day; None for any other."""
+    """Return the rows of a record that contains one for each day; None for any other."""
     forms = (form.days for form in _of_days() if form.days is not None and has_needs(form.needs, record))
     return next((days for rows_of in forms if (days := rows_of(record)) is not None), None)
 

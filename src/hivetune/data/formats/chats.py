@@ -135,7 +135,7 @@ def _chatgpt_turn(message: Any) -> list[Message]:
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise RowRefused(NOT_HELD, f"a message has the type {str(kind)[:40]!r}, but only text can be learned")
     if role == "user" and one_of(one_of(message, "metadata"), "attachments"):
-        raise RowRefused(NOT_HELD, "a message with files, whose text the export does not hold")
+        raise RowRefused(NOT_HELD, "a message has files whose text is not in the export")
     text = "\n".join(parts)
     ended = one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
     if role == "assistant" and (message.get("status") in _BROKEN_OFF or ended in ("max_tokens", "interrupted")):

@@ -1,6 +1,6 @@
 """Sessions of Claude Code: a tree of events, one a line; each tree is one conversation, its kept branch is read.
 
-A line holds one block of an answer; lines with one message id are one answer. A rewound or edited prompt leaves a
+A line has one block of an answer; lines with one message id are one answer. A rewound or edited prompt leaves a
 branch that was given up; a subagent and what follows a compaction are trees of their own.
 
 https://code.claude.com/docs/en/settings (`~/.claude/projects/*/*.jsonl`)

@@ -147,11 +147,11 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
     kinds = (str(item.get("type")) for item in items if "role" not in item)
     if session.is_hidden:
         if any(_is_of_answer(item) and item.get("weight", 1) for item in items):
-            reason = "the session was compacted, and the log does not hold what came before in plain text"
+            reason = "the session was compacted, and its earlier turns are not in the log as plain text"
             yield session.place, RowRefused("earlier-turns-missing", reason)
     elif hidden := next((kind for kind in kinds if kind not in _HELD_ITEMS), None):
         # The answer before it would end in the middle if it were cut there.
-        yield session.place, RowRefused(NOT_HELD, f"{hidden[:40]}: the log does not hold what the model saw of it")
+        yield session.place, RowRefused(NOT_HELD, f"{hidden[:40]}: its result is not in the log as the model saw it")
     else:
         system = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
         facts = {"session_id": session.name, "timestamp": session.time}

@@ -1,5 +1,5 @@
 """Transcripts of Cursor's agent (`~/.cursor/projects/*/agent-transcripts/*.jsonl`): one message a line, and how each
-turn ended. They hold calls without their results. An aborted turn is read and not learned.
+turn ended. They have calls without their results. An aborted turn is read and not learned.
 
 https://cursor.com/docs/agent/overview
 """

@@ -1,5 +1,5 @@
 """Spans of calls of models, by OpenTelemetry's semantic conventions for generative AI: messages as attributes of the
-span, of its event, or of an event that is logged. OTLP's batches hold many.
+span, of its event, or of an event that is logged. OTLP's batches contain many.
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 """

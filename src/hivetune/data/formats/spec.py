@@ -124,7 +124,7 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
     if not spec.has("day"):
         return form
     if len(spec.messages.heads) != 1 or not spec.mark:
-        hint = "messages: a path that begins at one column; mark: a name that few other records hold"
+        hint = "messages: a path that begins at one column; mark: a name that few other records have"
         raise UsageError(
             f"{source}: the format {name!r} sets day, which also needs mark and a column of turns", hint=hint
         )
@@ -275,7 +275,7 @@ def _completion(spec: Spec, row: Row) -> Answer:
         return read_answer(answer)
     if all_texts(answer):
         column = next((column for column in spec.completion.one_of if row.get(column) == answer), "the answer")
-        hint = f"{column} holds {len(answer)} texts: --columns completion={column}[0] learns the first"
+        hint = f"{column} has {len(answer)} texts: --columns completion={column}[0] learns the first"
         raise RowRefused("wrong-type", hint)
     changed: tuple[str, ...] = ()
     if isinstance(answer, dict | list) and answer:

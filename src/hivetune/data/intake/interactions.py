@@ -81,8 +81,8 @@ def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
     """Store a batch in one transaction that survives a power cut. Returns the numbers of deliveries.
 
     A delivery with the id of a stored one (or, without an id, its content) is a duplicate. Forgotten rows are not
-    stored. Raise DoesNotFit (disk full) or Busy (another process holds the database for more than 30 s); then nothing
-    of the batch is stored.
+    stored. Raise DoesNotFit (disk full) or Busy (another process has locked the database for more than 30 s); nothing
+    of the batch is then stored.
     """
     with transaction(database):
         # Inside the transaction: what is forgotten while it waits for the lock stays away.

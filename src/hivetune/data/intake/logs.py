@@ -82,7 +82,7 @@ class FileReader(Reader):
             self._positions[position.device, position.inode] = position
         logs = self._logs()
         if not logs and not follow:
-            fault = "holds no JSON Lines" if os.path.exists(self._pattern) else "does not exist"
+            fault = "contains no JSON Lines" if os.path.exists(self._pattern) else "does not exist"
             hint = "give a log, a folder with *.jsonl, or a glob in quotes"
             raise UsageError(f"{spelled(self.name)} {fault}", hint=hint)
         while True:

@@ -56,7 +56,7 @@ def read_request(value: Any) -> tuple[list[Message], Tools]:
     elif isinstance(asked, dict):
         asked = [asked]
     if not isinstance(asked, list):
-        raise RowRefused("unknown-layout", "the request has no messages")
+        raise RowRefused("unknown-layout", "the request has no messages: log the whole request")
     turns = [{"role": "user", **turn} if one_of(turn, "parts") else turn for turn in asked]  # Gemini's user
     return read_messages(turns, system), read_tools(one_of(value, "tools", "functions") or one_of(config, "tools"))
 

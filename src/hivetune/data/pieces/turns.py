@@ -181,7 +181,7 @@ def _allow_null(schemas: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def read_turn(turn: Any) -> list[Message]:
-    """Return one turn: mostly one message; a turn that holds tools' results gives one of each. Raise RowRefused."""
+    """Return one turn: mostly one message; a turn with tools' results gives one of each. Raise RowRefused."""
     if not isinstance(turn, dict):
         raise RowRefused("wrong-type", "each message must be an object with role and content")
     plain, text = ROLES.get(str(turn.get("role"))), turn.get("content")

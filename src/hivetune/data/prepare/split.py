@@ -83,7 +83,7 @@ def _missed(total: int, held: Sequence[int], wanted: Iterable[tuple[int, float]]
             "add others, or give a long conversation as several rows with sessions of their own)"
         ]
     return [
-        f"{SPLITS[split]} holds {held[split]:,} of {total:,} rows ({held[split] / total:.0%}), not {rows / total:.0%}"
+        f"{SPLITS[split]} has {held[split]:,} of {total:,} rows ({held[split] / total:.0%}), not {rows / total:.0%}"
         for split, rows in wanted
         if total and _misses(held[split], rows)
     ]

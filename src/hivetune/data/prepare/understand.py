@@ -210,7 +210,7 @@ def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
 
 def _why_refused(rows: Sequence[_Sampled], columns: Mapping[str, str], ignore: Sequence[str]) -> str:
     """Return the reason why the tables of a file are refused, "" if they are not. A table with unread columns is
-    refused if equal prompts have different answers, or if one of these columns holds sentences.
+    refused if equal prompts have different answers, or if one of these columns contains sentences.
     """
     # A named format says which columns it reads; the names of a table's columns are all that is known of it. A fact
     # whose values make no sense, such as a date in words, is still a fact.

@@ -79,7 +79,7 @@ def prepare_model(
 
     `template`: values for arguments of the chat template of `plain`, the folder prepared without them.
 
-    Raises: UsageError for a model that does not exist, holds pickles or remote code, or has no chat template;
+    Raises: UsageError for a model that does not exist, has pickles or remote code, or has no chat template;
     MachineNotFit without a network or a package; DoesNotFit if the disk is full.
     """
     target.parent.mkdir(parents=True, exist_ok=True)

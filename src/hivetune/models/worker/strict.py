@@ -153,12 +153,12 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
     stored = open_weights(folder)
     for key, value in module.named_parameters():
         if key in stored and stored[key].kind == "I64" and value.is_floating_point():
-            raise _wrong(name, f"{key} holds integers, but config.json describes floating-point weights")
+            raise _wrong(name, f"{key} contains integers, but config.json describes floating-point weights")
     # transformers keeps both of two tied tensors that differ, most other programs one of them.
     for key, other in module.all_tied_weights_keys.items():
         if key in stored and other in stored and not np.array_equal(stored[key].raw(), stored[other].raw()):
             hint = "set tie_word_embeddings to false in a local copy, if its publisher says that they differ"
-            raise _wrong(name, f"config.json ties {key} to {other}, but the weights hold two different tensors", hint)
+            raise _wrong(name, f"config.json ties {key} to {other}, but the weights have two different tensors", hint)
     # A token has to be sent to an expert, and to no more than there are.
     settings = module.config.get_text_config().to_dict()
     setting = next((name for name in ACTIVE_EXPERTS if isinstance(settings.get(name), int)), None)
@@ -188,7 +188,7 @@ def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
         key, stored, needed = min(loading_info["mismatched_keys"])
         raise _wrong(name, f"{key} is {list(stored)}, but config.json requires {list(needed)}")
     if unknown := [key for key in loading_info["unexpected_keys"] if not _LEGAL.search(key)]:
-        raise _wrong(name, f"its weights hold {_some(unknown)}, which the model of config.json does not have")
+        raise _wrong(name, f"its weights have {_some(unknown)}, which the model of config.json does not have")
 
 
 def _unbuildable(name: str, error: Exception) -> UsageError:

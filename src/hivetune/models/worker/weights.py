@@ -152,7 +152,7 @@ def _problem(tensor: Stored, *, quantized: bool) -> str:
     for start in range(0, len(bits), per_chunk):
         chunk = bits[start : start + per_chunk]
         if bool((np.bitwise_and(chunk, exponent) == exponent).any()):
-            return "holds NaN or infinity"
+            return "contains NaN or infinity"
         if bool(chunk.any()):
             filled = start + len(chunk) - int(np.argmax(chunk[::-1] != 0))
         alike = alike and bool((chunk == bits[0]).all())
@@ -162,4 +162,4 @@ def _problem(tensor: Stored, *, quantized: bool) -> str:
         return "is all zeros"
     if 1 - filled / len(bits) > MAX_ZEROS_AT_END:
         return "ends with zeros"
-    return "holds one value only" if alike else ""
+    return "contains the same value everywhere" if alike else ""

@@ -144,7 +144,7 @@ def _in_order(turns: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def call_of(name: Any, arguments: Any, identity: Any) -> dict[str, Any]:
-    """Return a call in the form of chat completions. `arguments`: an object, or its JSON text."""
+    """Return a tool call in the form of chat completions. `arguments`: an object, or its JSON text."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": text}}
 

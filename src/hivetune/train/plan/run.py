@@ -314,7 +314,7 @@ def count_rows(data: DataConfig) -> CountedRows:
                 texts = (text for m in messages for text in (m.content, m.reasoning or "", *map(str, m.tool_calls)))
                 sampled.append(sum(map(len, texts)) / CHARS_PER_TOKEN + TOKENS_A_MESSAGE * len(messages))
     if not sampled:
-        fault = f"{count(rows, 'row')} counted, but none can be trained" if rows else f"{data.path} holds no row"
+        fault = f"{count(rows, 'row')} counted, but none can be trained" if rows else f"{data.path} contains no rows"
         raise UsageError(fault, hint="see why: hivetune check ROWS; or plan without them: --rows N --tokens N")
     trained = max(1, round(rows * (1 - data.validation - data.test)))
     return CountedRows(trained, sum(sampled) / len(sampled), f"{count(rows, 'row')} counted")

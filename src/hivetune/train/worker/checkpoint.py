@@ -58,7 +58,7 @@ class Checkpoint:
 def checkpoint_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Return the two files of a checkpoint: equal bytes for equal states.
 
-    Raises NotFinite naming the tensors that hold NaN or infinity.
+    Raises NotFinite that names the tensors with NaN or infinity.
     """
     tensors = {
         f"{kind}/{name}": tensor.detach().to("cpu", torch.float32).contiguous()

@@ -1,13 +1,13 @@
-"""The computation of a step's gradient: all that the loop knows of the other ranks, besides what they agree on
-(ranks.py).
+"""The computation of a step's gradient over one or all ranks of a run. Only here does the loop depend on other ranks,
+besides values that all ranks share (ranks.py).
 
 `FloatExchange` is one process that adds in fp32. `IntegerExchange` adds integers: each micro-batch of a step is a pack,
 rank r of N computes packs r, r + N, and so on, and one sum of int64 over the ranks has the same bits for any N, because
-a sum of integers depends neither on its order nor on who added what.
+a sum of integers depends neither on its order nor on the rank that computed a term.
 
 A pack's gradient is rounded to multiples of 2^(exponent - 45), where 2^exponent bounds the largest value of the step
-before. A value 2^-22 times as large as that bound still keeps all 24 bits of its significand, and smaller ones are off
-by less than a sum in fp32 would be. Prior art: reproducible summation (Demmel and Nguyen, ARITH 2013); the same
+before. A value 2^-22 times as large as that bound still keeps all 24 bits of its significand, and the error of smaller
+ones is less than that of a sum in fp32. Prior art: reproducible summation (Demmel and Nguyen, ARITH 2013); the same
 training result on any number of workers: EasyScale (SC '23).
 
 Shapes: N adapter weights, P packs of a step.
