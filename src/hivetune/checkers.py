@@ -58,9 +58,7 @@ _LOOK_S = 0.1
 
 @dataclass
 class Checking:
-    """A checker of answers, one after the other. A function or a judge that failed MAX_FAILURES times is not called
-    again.
-    """
+    """Checks answers, one after the other. A function or a judge that failed MAX_FAILURES times is not called again."""
 
     failures: int = 0
 

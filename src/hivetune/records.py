@@ -88,7 +88,8 @@ class Accounting:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step of the plan: snapshot row numbers, and the tokens that its loss is divided by."""
+    """One optimizer step of the plan: row numbers of the snapshot, and the number of tokens by which its loss is
+    divided."""
 
     rows: tuple[int, ...]
     trained_tokens: int

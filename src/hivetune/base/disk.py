@@ -69,10 +69,9 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a temporary file that is renamed to `path` when the block ends, after fsync, and is deleted if the block
-    fails.
+    """Yield a temporary file that is fsynced and renamed to `path` when the block ends, or deleted if the block fails.
 
-    Raise OSError that names `path`, since nobody knows the temporary name.
+    Raise OSError that names `path`, because the temporary name would tell nobody anything.
     """
     # The kernel's thread numbers are unique on a machine, so two threads that write one file do not meet.
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")

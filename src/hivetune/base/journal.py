@@ -56,7 +56,7 @@ class Journal:
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
         """Write one line, which survives the death of the process; a power cut may lose the newest lines.
 
-        Raise OSError; then the line is kept and written before the next one.
+        Raise OSError; the line is then kept in memory and written before the next one.
         """
         entry = {"event": event, "time": round(time.time(), 3), **fields}
         self._pending += _line(entry)
@@ -110,7 +110,8 @@ class Replaced(Exception):
 
 
 def read_journal(path: Path, place: JournalPlace | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the events in order, those after `place`, which is advanced; a damaged line is {"event": "damaged"}.
+    """Yield the events in order, from `place` on if it is given, which is advanced; a damaged line is {"event":
+    "damaged"}.
 
     A torn last line and a missing file have no events. Raise Replaced, and OSError for an unreadable file or a line of
     more than MAX_LINE_BYTES.

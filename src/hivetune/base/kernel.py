@@ -36,7 +36,7 @@ def memory_sizes(root: Path = _ROOT) -> dict[str, int]:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return the cores of the affinity mask, limited by the CPU quotas of the cgroups that this process is in."""
+    """Return the number of cores in the affinity mask, limited by the CPU quotas of this process's cgroups."""
     # A container's, systemd's CPUQuota. More threads than that would stand still for most of each period.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in cgroups(root, "cpu"):

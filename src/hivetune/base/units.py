@@ -9,7 +9,7 @@ def duration(seconds: float) -> str:
 
 
 def step_time(seconds: float) -> str:
-    """Return the time of a step with two digits below 100 s: 0.052 s, 4.8 s, 263 s."""
+    """Return the time of a step as text, with two digits below 100 s: 0.052 s, 4.8 s, 263 s."""
     return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
 
 

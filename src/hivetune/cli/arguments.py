@@ -46,7 +46,7 @@ def as_overrides(columns: str | None, ignore: str | None) -> list[str]:
 
 
 def read_settings(config: str, model: str | None, overrides: Sequence[str] = ()) -> tuple[RunConfig, str]:
-    """Return the settings and the name for their runs, from a YAML file, or from rows and a model.
+    """Return the settings and a name for their runs, from a YAML file, or from rows and a model.
 
     Raises UsageError.
     """

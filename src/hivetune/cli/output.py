@@ -92,7 +92,7 @@ def moment(seconds: float) -> str:
 
 
 def parts(value: object, names: str) -> dict[str, Any]:
-    """Return the attributes of `value` that `names` lists (separated by blanks), as a JSON object."""
+    """Return those attributes of `value` that `names` lists (separated by blanks), as a JSON object."""
     return {name: getattr(value, name) for name in names.split()}
 
 
@@ -232,7 +232,7 @@ def error_document(error: HivetuneError) -> dict[str, str]:
 
 @contextlib.contextmanager
 def errors_of_stdout() -> Iterator[None]:
-    """Name standard output in an OSError of the block."""
+    """Add the name "standard output" to an OSError of the block."""
     try:
         yield
     except OSError as error:  # it concerns no file that the user named

@@ -195,7 +195,7 @@ def _ends(text: str) -> str:
 
 
 def figures(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return further figures on the rows, for `facts`; most keys are those of the document."""
+    """Return more figures about the rows for `facts`; most of their keys are those of the document."""
     lengths, trained = document["lengths"], document["trained_tokens"]
     # As texts: the keys of a mapping lose their underscores.
     answers = [f"{json.dumps(_ends(one['answer']), ensure_ascii=False)} {one['rows']:,}" for one in document["answers"]]

@@ -9,7 +9,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run() -> None:
-    """The command `hivetune`. `main` lets the signals in."""
+    """Run the command `hivetune`. Signals stay blocked until `main` unblocks them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     from hivetune.cli.main import main
 

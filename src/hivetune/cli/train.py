@@ -299,7 +299,8 @@ def _measured(config: RunConfig, name: str) -> dict[str, Any]:
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """Return mean and standard deviation of each figure; None where no run has it, or only one."""
+    """Return mean and standard deviation of each figure; the mean is None without a value, the deviation with fewer
+    than two."""
     figures = {}
     for key in FIGURES.split():
         values = [run[key] for run in runs if run.get(key) is not None]

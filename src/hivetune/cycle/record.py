@@ -1,11 +1,11 @@
-"""The memory of a cycle: the names of its files, and the tables `cycles` and `cycle_rows` of hive.db.
+"""What a cycle remembers: the names of its files, and the tables `cycles` and `cycle_rows` of hive.db.
 
-    cycles/NAME/cycle.jsonl     decisions, the begin and end of each station, notices: for people, never read back
-    cycles/NAME/paused, now     what a person told the loop: files that are there or not
-    cycles/NAME/ID/run/         the run of a cycle
-    cycles/NAME/ID/*.json       what its other stations left
+  cycles/NAME/cycle.jsonl     decisions, the begin and end of each station, notices: for people, never read back
+  cycles/NAME/paused, now     requests of a person to the loop: files that exist or not
+  cycles/NAME/ID/run/         the run of a cycle
+  cycles/NAME/ID/*.json       results of its other stations
 
-A cycle is open while its row has no `closed`. What it has done is what its files say; the row only counts failures.
+A cycle is open while its row has no `closed`. Its files show which stations are finished; the row only counts failures.
 """
 
 import json
@@ -129,9 +129,8 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> None:
 def fail_station(
     database: sqlite3.Connection, cycle: CycleRow, station: str, words: str, now: float, *, counts: bool
 ) -> int:
-    """Record a failure of a station; return the number of consecutive failures. `counts`: False for a wait for a disk
-    or another process, which is not a failure.
-    """
+    """Record a failure of a station; return the number of consecutive failures. `counts` False: the station only waits
+    for a disk or another process, which is not a failure."""
     # Those of another station are forgotten: the cycle has come further. The death of the loop's own process is none:
     # whoever kills it, the same call continues.
     changes = "failures = failures * (station = ?1) + ?2, station = ?1, words = ?3, failed = ?4"

@@ -180,9 +180,8 @@ def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
 
 
 def affordable_tokens(config: RunConfig, rows: Sequence[PoolRow], hours: float | None) -> int | None:
-    """Return the number of tokens that fit the budget, at least those of a few steps; None if all rows fit. `hours`:
-    the planned time for all rows.
-    """
+    """Return the number of trained tokens that fit the budget, but at least those of a few steps; None if all rows fit.
+    `hours`: the planned time for all rows."""
     budget, lengths = config.cycle.hours, [row.length for row in rows if row.split == "train"]
     if budget is None or hours is None or hours <= budget or not lengths:
         return None

@@ -100,7 +100,7 @@ def first_line(error: Exception) -> str:
 
 
 def settings_then(cycle: CycleRow) -> RunConfig:
-    """Return the config that a cycle was opened with. Later changes apply to the next cycle."""
+    """Return the config with which a cycle was opened. Later changes of the config apply to the next cycle."""
     return parse_config(cycle.config, f"cycle {cycle.id}")
 
 
@@ -202,7 +202,7 @@ def ensure_run(work: Work) -> Run:
 
 
 def ensure_trained(work: Work, run: Run) -> None:
-    """Train the run to its end, in slices that end at a checkpoint before the window does."""
+    """Train the run to its end, in parts, each of which ends with a checkpoint before the window ends."""
     if run.is_finished:
         return
     with work.station("train") as words:

@@ -1,5 +1,5 @@
-"""The actions that a person can take in the dashboard: promote, roll back, stop a run, forget. Each page asks for
-confirmation; its posted form does the same as the command of that name."""
+"""The actions on the dashboard: promote, roll back, stop a run, forget. Each has a page that asks for confirmation; its
+form does the same as the command of that name."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing

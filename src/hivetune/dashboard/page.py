@@ -1,4 +1,5 @@
-"""A page before it is HTML, how templates become HTML, and who may see it: whoever can read the token in the home.
+"""A page before it is HTML, how templates become HTML, and who may see it: everybody who can read the token in the
+home.
 
 A browser exchanges the token for a cookie, once. All values of a page are escaped, except `Markup` that was escaped
 where it was made.

@@ -24,7 +24,7 @@ CURVES = ("loss", "validation", "grad_norm", "lr", "tokens_per_second", "memory"
 
 
 class Bucket(NamedTuple):
-    """Neighbouring points of a series as one. `step`: the step of the last one."""
+    """Neighbouring points of a series, combined. `step`: the step of the last one."""
 
     step: int
     mean: float
@@ -57,7 +57,7 @@ class Series:
         return self.steps[number - 1] if number else 0
 
     def buckets(self) -> list[Bucket]:
-        """Return the points, with neighbours joined if there are too many to draw."""
+        """Return the points, with neighbouring ones combined if there are too many to draw."""
         # Minimum and maximum keep a spike of one step in 100,000.
         width = -(-len(self) // MAX_BUCKETS) or 1
         parts = ((start, self.values[start : start + width]) for start in range(0, len(self), width))

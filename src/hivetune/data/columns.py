@@ -1,6 +1,5 @@
-"""The exact names of columns: of a question and its answer in published tables, and of the facts beside them (who,
-when and how well), which are read out of a row here.
-"""
+"""The exact names of columns: those of a question and its answer in published tables, and those of metadata (user,
+session, time, outcome), which is read from a row here."""
 
 import contextlib
 import math
@@ -69,9 +68,9 @@ FIELDS: Mapping[str, str] = {
 
 
 def plain_row(row: Row) -> Row:
-    """Return `row` with names in snake_case: `systemPrompt`, "System Prompt" and `system_prompt` are one.
+    """Return `row` with names in snake_case: `systemPrompt`, "System Prompt" and `system_prompt` become the same name.
 
-    A name that would be there twice stays as it is.
+    If two columns would get the same name, the second one keeps its own.
     """
     renamed = _plain_names(tuple(row))
     return row if renamed is None else dict(zip(renamed, row.values(), strict=True))

@@ -110,8 +110,8 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
 
 
 def set_aside(database: sqlite3.Connection, kind: ForgetKind, value: str, by: str) -> int:
-    """Keep the stored rows of `value` out of later trainings, by content; return how many. They stay in the store, and
-    the dashboard's Review page takes them back. Raises UsageError where there is none."""
+    """Keep the stored rows of `value` out of later trainings, by their content; return their number. They stay in the
+    store, and can be taken back on the dashboard's Review page. Raises UsageError if there is no such row."""
     with transaction(database):
         rows = _find(database, kind, value)
         if not rows:

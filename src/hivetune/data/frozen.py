@@ -1,8 +1,8 @@
-"""Frozen questions: never trained on, and asked of every candidate. A question that a release answered right must stay
-right.
+"""Frozen questions: never trained on, and asked of every candidate. If a release answered a question correctly, later
+releases must answer it correctly too.
 
-    HOME/frozen/NAME/KEY.json   one past win of the release NAME; KEY is the hash of the messages and tools
-    eval.frozen                 the user's own files, rows of any layout with a checker
+  HOME/frozen/NAME/KEY.json   one past win of the release NAME; KEY is the hash of the messages and tools
+  eval.frozen                 the user's own files, rows of any layout with a checker
 
 `forget` deletes the questions that came from forgotten rows.
 """

@@ -58,7 +58,7 @@ _decode = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=uni
 
 
 def parse_row(payload: bytes) -> Row:
-    """Return the JSON object in `payload`; a row from a quarantine file comes out of its wrapper. Raise RowRefused."""
+    """Return the JSON object in `payload`; for a line of a quarantine file, the row in it. Raise RowRefused."""
     return _parsed_row(row_text(payload))
 
 
@@ -239,9 +239,10 @@ def _example(raw: RawRow, row: Row, conversation: Conversation, columns: Mapping
 
 
 def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()) -> str:
-    """Return 32 hex digits over everything that is trained on or read: rows with equal ids teach the same.
+    """Return a hash (32 hex digits) of everything in a row that is trained on or read as context: rows with equal ids
+    are equal.
 
-    Raise RowRefused("bad-characters") for lone surrogates: such text has no bytes.
+    Raise RowRefused("bad-characters") for lone surrogates, which UTF-8 can't encode.
     """
     pieces = []
     for m in messages:

@@ -1,6 +1,6 @@
-"""Every reason why a row is not used unchanged: its severity, its meaning and what to do about it.
+"""Every reason why a row is left out or changed: its severity, its meaning and what to do about it.
 
-This table is the only list. docs/data-checks.md is held equal to it by a test.
+This is the only list of them; a test checks that docs/data-checks.md is equal to it.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class RowRefused(Exception):
 
 
 def not_utf8(byte: int, before: str) -> RowRefused:
-    """Return the refusal for a byte that is not UTF-8; its hint names the most likely encoding."""
+    """Return the refusal of a row with a byte that is not UTF-8; its hint names the most likely encoding."""
     name = "Windows-1252" if 0x80 <= byte <= 0x9F else "Latin-1 or Windows-1252"
     context = " ".join(before.split())[-20:]
     remedy = "convert it: iconv -f WINDOWS-1252 -t UTF-8"
@@ -38,7 +38,7 @@ def not_utf8(byte: int, before: str) -> RowRefused:
 
 
 def not_encodable(error: UnicodeEncodeError) -> RowRefused:
-    """Return the refusal for a text that UTF-8 can't encode."""
+    """Return the refusal of a row whose text UTF-8 can't encode."""
     half = ord(error.object[error.start])
     if 0xDC80 <= half <= 0xDCFF:  # the readers of CSV and JSON keep a byte that was no UTF-8 as half a character
         return not_utf8(half - 0xDC00, error.object[: error.start])

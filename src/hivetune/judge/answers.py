@@ -1,4 +1,4 @@
-"""The answers of two sides: all prompts in parallel, then a few one at a time and in turns, to measure times."""
+"""The answers of two sides: to all prompts in parallel, and to a few one at a time and in turns, to measure times."""
 
 import contextlib
 import hashlib

@@ -49,8 +49,8 @@ class Artefact:
 def find_artefact(text: str, run: Run | None) -> Artefact:
     """Return the artefact with the name `text`.
 
-    `run` owns the rows, and the base of `base` and of a single adapter file. Raises UsageError for a file that is
-    missing, damaged or not of its base, and the errors of an export.
+    `run`: the run whose held-out rows are answered; its base is meant by `base`, and by an adapter file. Raises
+    UsageError for a file that is missing, damaged or not of its base, and the errors of an export.
     """
     side = parse_side(text)
     if side.kind == "endpoint":

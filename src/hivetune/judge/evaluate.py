@@ -109,7 +109,7 @@ def _facts(run: Run | None, settings: EvalConfig, answered_by: str) -> dict[str,
 
 
 def timed_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return TIMED_PROMPTS of the prompts, spread evenly."""
+    """Return TIMED_PROMPTS of the prompts, at equal distances in their order."""
     # Neighbours are often of one file or agent, and as long as each other.
     held_out = [prompt for prompt in prompts if not prompt.origin]
     count = min(TIMED_PROMPTS, len(held_out))

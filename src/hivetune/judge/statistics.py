@@ -139,8 +139,8 @@ def paired_proportions(
     """Return the difference of success shares, tuned - base, on the same rows, with Bonett and Price's adjusted Wald
     interval (2012).
 
-    `groups`: rows of one session are not independent; n is then the number of independent rows of equal evidence
-    (`_effective`).
+    `groups`: the group of each row; rows of one group (a session) are not independent, so n is the number of
+    independent rows with as much evidence (`_effective`).
     """
     # It keeps its coverage for small n and for rows on which both always agree, where the rows alone would say 0.
     n = len(base)
@@ -224,9 +224,8 @@ def rows_needed(estimate: Estimate, effect: float, alpha: float = ALPHA) -> int:
 
 
 def alpha_of_look(look: int | None) -> float:
-    """Return the error level of the `look`-th judgement of one champion, counted from 1: alpha / (look (look + 1));
-    ALPHA if there is only one look.
-    """
+    """Return the error level of the `look`-th candidate (from 1) that is compared with one champion: alpha / (look
+    (look + 1)); ALPHA if `look` is None."""
     # The shares of all looks to come add up to alpha, so that an equal model takes the champion's place with at most
     # alpha however often one looks. 95 % intervals every night do so with 53 % within 30 nights, tested one-sided. The
     # second look needs 1.3 times the rows of the first, the thirtieth 2.5 times (80 % power).

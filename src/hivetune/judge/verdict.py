@@ -60,10 +60,10 @@ class Reading:
 class Kind:
     """A row of the table of metrics.
 
-    unit: empty for plain numbers. read: returns the metric's Reading from an evaluation and the error level. form: a
-    gain over the base; the share of the base's cost that is saved; or the tuned model alone, held to at least or at
-    most its limit. setting: the requirement's name in `gate`; limit: a requirement beside the base that no setting
-    changes. timing: a busy machine can change it. exact: nothing is sampled, so the threshold itself is enough.
+    unit: empty for plain numbers. read: returns the metric's Reading, given an evaluation and the error level. form: a
+    gain over the base, the share of the base's cost that is saved, or a value of the tuned model alone with a lower or
+    an upper limit. setting: the name of the requirement in `gate`; limit: a requirement relative to the base that no
+    setting changes. timing: a busy machine can change it. exact: nothing is sampled, so the threshold itself decides.
     """
 
     title: str
@@ -82,7 +82,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Finding:
-    """One metric with its vote on deploying and the reason."""
+    """The finding on one metric: its outcome for the verdict, and the reason."""
 
     metric: Metric
     outcome: Outcome

@@ -66,7 +66,7 @@ class ServerSettings:
 
     adapters: GGUF adapter files and their scales. context_tokens: per slot. device: cpu, a card (which is leased:
     process/lease.py), or empty for llama.cpp's own choice. warm_up: compute once on loading. batch_tokens: number of
-    prompt tokens computed at once, after which another request gets its turn.
+    prompt tokens computed at once; between two batches other requests are computed.
     """
 
     adapters: tuple[tuple[Path, float], ...] = ()

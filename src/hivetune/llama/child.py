@@ -1,8 +1,8 @@
-"""The process that holds a llama.cpp server: `python -m hivetune.llama.child`, with its settings as JSON on stdin.
+"""The process that runs a llama.cpp server: `python -m hivetune.llama.child`, with its settings as JSON on stdin.
 
-It runs the server's program as its child, in a sandbox (process/sandbox.py) that can open the model, its adapters and
-its socket. Both processes end when stdin closes, as it does when the process that started them stops or dies. So no
-orphan keeps a socket and gigabytes.
+It starts the server's program as its child, in a sandbox (process/sandbox.py) that can open the model, its adapters and
+its socket. Both processes end when stdin is closed, which also happens when the process that started them dies. So no
+server is left behind with a socket and gigabytes of memory.
 """
 
 import json

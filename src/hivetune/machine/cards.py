@@ -30,7 +30,8 @@ def known_card(name: str) -> Mapping[str, Any]:
 
 
 def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str, Any] | None:
-    """Return the entry of a card of this machine: by name, else the same chip with memory within 15 %."""
+    """Return the entry of cards.yaml for a card of this machine: by its name, else by the same chip and memory within
+    15 %."""
     if found := _find_card(name):
         return found
     for listed, card in _read("cards.yaml").items():

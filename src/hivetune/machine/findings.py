@@ -1,6 +1,6 @@
-"""The findings about a machine: the facts whose conditions its look meets, worst first. Pure functions.
+"""The findings about a machine: the facts whose conditions match the observations, worst first. Pure functions.
 
-From the same facts follow the environment variables of a training worker: advised ones and ones that it must not
+The same facts determine the environment variables of a training worker: those to set, and those that it must not
 inherit, with reasons.
 """
 

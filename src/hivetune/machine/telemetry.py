@@ -66,7 +66,7 @@ class KernelLog:
             os.lseek(self._handle, 0, os.SEEK_END)
 
     def lines(self, pid: int) -> list[str]:
-        """Return the new relevant lines that are not about another process than `pid`."""
+        """Return the relevant new lines, without those about a process other than `pid`."""
         relevant = ((line, OF_PROCESS.search(line)) for line in self._read() if RELEVANT.search(line))
         return [line for line, of in relevant if of is None or int(of[1] or of[2]) == pid][-LINE_LIMIT:]
 

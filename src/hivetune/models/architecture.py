@@ -100,7 +100,7 @@ def parameter_names(module: str) -> tuple[str, str]:
 class Linear:
     """One linear module by its full name: y = W x, W of shape [outputs, inputs].
 
-    experts: the number of them in one tensor of this name; each token is computed by `active` of them.
+    experts: the number of experts in one tensor of this name; each token is computed by `active` of them.
     """
 
     name: str
@@ -157,7 +157,8 @@ class Architecture:
 
     @cached_property
     def linear_parameters(self) -> int:
-        """Return the number of weights in the layers' GEMMs for one token, without biases: the N of FLOPs per token."""
+        """Return the number of weights in the layers' matrix products for one token, without biases: the N of "6 N
+        FLOPs per token"."""
         return self.other_weights + sum(linear.active * linear.inputs * linear.outputs for linear in self.modules)
 
     @cached_property

@@ -1,5 +1,6 @@
-"""Prepared model folders: the meaning of a model's name, the place of its folder, and the record `hivetune.json` in it.
-No torch. models/worker/prepare_model.py writes them; all other modules only read them.
+"""Prepared model folders: the meaning of a model's name, the path of its folder, and the record `hivetune.json` in it.
+
+No torch. models/worker/prepare_model.py writes these folders; all other modules only read them.
 """
 
 import hashlib

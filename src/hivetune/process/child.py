@@ -35,7 +35,7 @@ EXIT_ORPHANED = 70
 class Heartbeat:
     """The heartbeat: one byte per beat on the inherited pipe.
 
-    SIGTERM sets `stop_requested` for tasks that save when they are stopped: they save and return.
+    After SIGTERM `stop_requested` is set; tasks that can save check it, save and return.
     """
 
     def __init__(self, handle: int | None):
@@ -136,7 +136,8 @@ def _main_of(module: str) -> Callable[[Any, Heartbeat], dict[str, Any]]:
 
 
 def report_failure(folder: Path, error: BaseException) -> int:
-    """Print the traceback, write a failed `outcome.json`, and return the exit code (EXIT_FULL_DISK if it can't)."""
+    """Print the traceback, write a failed `outcome.json`, and return the exit code (EXIT_FULL_DISK if it can't be
+    written)."""
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # the log may be on the full disk
         print(text, file=sys.stderr, flush=True)  # noqa: T201 (standard error is the task's log)

@@ -1,4 +1,4 @@
-"""The launch of computing child processes: their environment, CPU priority and time limits."""
+"""The start of child processes: their environment, CPU priority and time limits."""
 
 import contextlib
 import hashlib
@@ -29,9 +29,8 @@ RANK_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP
 
 
 def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the environment of a child: this process's own without RANK_VARIABLES, ENVIRONMENT and `changes`, where
-    None removes.
-    """
+    """Return the environment of a child: this process's own without RANK_VARIABLES, plus ENVIRONMENT and `changes`, in
+    which None removes a variable."""
     merged: dict[str, str | None] = {**os.environ, **dict.fromkeys(RANK_VARIABLES), **ENVIRONMENT, **changes}
     knobs = sorted((name, value) for name, value in merged.items() if name.startswith("AMDGCN_") and value is not None)
     # Some of these are missing in the key of Triton's cache, so a later run would use kernels compiled with them
@@ -86,7 +85,7 @@ class Supervision:
 
 
 def supervision() -> Supervision:
-    """Return the limits of every run."""
+    """Return the time limits and retry counts of a run's supervisor."""
     return Supervision(**json.loads(os.environ.get(VARIABLE, "{}")))
 
 

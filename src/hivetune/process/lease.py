@@ -65,7 +65,8 @@ def train_on(device: str, timeout_s: float = FREE_TIMEOUT_S) -> int:
 
 
 def serve_on(device: str) -> int:
-    """Return the lock's descriptor, for the process that serves with the card. Raise Busy while one trains on it."""
+    """Return the descriptor of the lock that a process holds while it serves with the card. Raise Busy if a run trains
+    on it."""
     lock = _hold(device, "serving")
     if training_on(device):
         os.close(lock)

@@ -46,7 +46,7 @@ class Limits:
     _started: bool = False
 
     def beat(self, beat: Beat, elapsed_s: float) -> None:
-        """Record a beat, `elapsed_s` watched seconds after the previous one."""
+        """Record a heartbeat that came `elapsed_s` watched seconds after the previous one."""
         if beat is Beat.ITEM:
             if self._last in (Beat.ITEM, Beat.WAITING):
                 self._steps.append(elapsed_s)
@@ -135,7 +135,8 @@ class Child:
         return self._wait(_REAP_S)
 
     def end_hung(self) -> Outcome:
-        """Log all stacks and send SIGKILL: a hung child can't save, and its checkpoint is on the disk."""
+        """Log the stacks of all threads and send SIGKILL; a hung child can't save, but its last checkpoint is on the
+        disk."""
         if not self.ended:
             self.process.send_signal(signal.SIGUSR1)  # also written by one that holds the GIL, but not while stopped
             self._wait(_STACKS_S)
@@ -143,7 +144,7 @@ class Child:
         return self.outcome("hung")
 
     def outcome(self, status: Status | None = None) -> Outcome:
-        """Close the pipe and return how it ended; `status` is by default what it has written."""
+        """Close the pipe and return how the child ended; `status` replaces the status that the child wrote."""
         os.close(self.pipe)
         code = self.process.returncode
         document: dict[str, Any] = {}

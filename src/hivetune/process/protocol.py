@@ -1,7 +1,7 @@
-"""The contract of parent and child: a task, beats on the way, and one outcome at the end.
+"""The contract of parent and child: a task, heartbeats on the way, and one outcome at the end.
 
 A task is a frozen dataclass whose fields are the keys of `task.json`. `ENTRIES` names the worker module of each task.
-The child writes one byte per beat to an inherited pipe, and `outcome.json` last.
+The child writes one byte per heartbeat to an inherited pipe, and `outcome.json` last.
 """
 
 import signal
@@ -24,7 +24,7 @@ Status = Literal["done", "stopped", "failed", "hung", "died"]
 
 
 class Beat(Enum):
-    """A sign of life of a child; the value is the byte on the pipe."""
+    """A heartbeat of a child; the value is the byte on the pipe."""
 
     STARTING = b"s"  # about to import and load
     PREPARING = b"k"  # about to load, compile or measure: silence may last as long as at the start
@@ -142,7 +142,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class WriteGguf:
-    """Write a whole model with the merged adapter as `file`; without `quant` the adapter alone."""
+    """Write `file`: the whole model, merged with the adapter; without `quant` only the adapter."""
 
     model: Path
     adapter: Path | None
@@ -174,7 +174,8 @@ def write_task(task: object, folder: Path, *, memory_limit_bytes: int | None = N
 
 
 def task_in(document: Mapping[str, Any], *kinds: type) -> Any:
-    """Return the task of a `task.json`. Raise ValueError if it is of none of these kinds, or a field does not fit."""
+    """Return the task in a `task.json`. Raise ValueError if its kind is not one of `kinds`, or if a field does
+    not fit."""
     kind = next((kind for kind in kinds if kind.__name__ == document["kind"]), None)
     if kind is None:
         raise ValueError(f"a task {document['kind']}, not {' or '.join(kind.__name__ for kind in kinds)}")

@@ -92,7 +92,7 @@ def confine(
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends; it reaches even a stopped one."""
+    """Let the kernel kill this process, even while it is stopped, when the thread that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

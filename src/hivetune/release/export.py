@@ -68,9 +68,9 @@ class Exported:
 def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Progress = silent) -> Exported:
     """Export the newest adapter of a run folder to `RUN/export/`.
 
-    Raises UsageError for an unknown target or quantization, a run without adapter, a run that only the home from which
-    this one was copied may write to, and a model that the format can't represent; MachineNotFit for a missing package;
-    DoesNotFit for a full disk (incomplete files are deleted); Busy while another export runs.
+    Raises UsageError for an unknown target or quantization, a run without adapter or of another home, and a model that
+    the format can't represent; MachineNotFit for a missing package; DoesNotFit for a full disk (incomplete files are
+    deleted); Busy while another export runs.
     """
     if to not in LOADED_BY:
         raise UsageError(f"unknown format --to {to}", hint=f"choose one of {', '.join(LOADED_BY)}")

@@ -114,7 +114,7 @@ def _passage(tokens: Sequence[int], trained: Sequence[int]) -> Passage:
 
 
 def compare_scores(kind: str, trained: Sides, exported: Sides) -> dict[str, Any]:
-    """Return `holds`, `problems` in words, and the measurements behind them.
+    """Return a document: whether the export `holds`, its `problems` in words, and the measurements.
 
     `kind`: a GGUF number type, or "merged". `exported` has only "base" before any training, only "tuned" if numbers are
     not quantized, else both.

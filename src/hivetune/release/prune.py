@@ -1,4 +1,4 @@
-"""The search for files of a home that nothing needs any more, their sizes, and their deletion."""
+"""The search for files of a home that are no longer needed, their sizes, and their deletion."""
 
 import os
 import shutil

@@ -122,7 +122,7 @@ class Release:
 
 
 def releases(database: sqlite3.Connection, name: str | None = None) -> list[Release]:
-    """Return all releases, or those of one name, oldest version first."""
+    """Return all releases, or those of one name, the oldest version first."""
     logs, found = _logs(database, name), defaultdict[str, list[Release]](list)
     for of, version, run, *known, proof, created, pruned in database.execute(
         f"SELECT {_COLUMNS} FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
@@ -141,7 +141,7 @@ def releases(database: sqlite3.Connection, name: str | None = None) -> list[Rele
 
 
 def history(database: sqlite3.Connection, name: str) -> list[Move]:
-    """Return the log of a name, oldest move first."""
+    """Return the promotions and withdrawals of a release name, the oldest first."""
     return _logs(database, name)[name]
 
 
@@ -344,7 +344,7 @@ def _log(
 
 
 def prune(database: sqlite3.Connection, release: Release) -> None:
-    """Delete the files of an unused release; its row and history stay. Raises UsageError if it is in use again."""
+    """Delete the files of an unused release; its row in the registry is kept. Raises UsageError if it is in use now."""
 
     # The row is changed first: a kill leaves files without a release, never a release without files.
     def note() -> None:

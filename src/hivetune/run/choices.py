@@ -39,7 +39,7 @@ class Choices:
         return {name: value for name in self.__dataclass_fields__ if (value := getattr(self, name)) is not None}
 
     def updated(self, changes: "Choices") -> "Choices":
-        """Return these choices with those that `changes` sets in place of their own."""
+        """Return these choices, with those that `changes` sets replaced."""
         return replace(self, **changes.as_dict())
 
 

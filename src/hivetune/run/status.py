@@ -252,8 +252,8 @@ def event_text(entry: Mapping[str, Any]) -> str:
 
 
 def find_run(name: str, or_else: str = "") -> Path:
-    """Return the folder of a run by path, name, unique prefix of a name, or `last`: the newest run, one of a cycle only
-    if there is no other.
+    """Return the folder of a run, by path, name, unique prefix of a name, or `last`: the newest run, one of a cycle
+    only if there is no other.
 
     `or_else`: another meaning of the name, for the message. Raise UsageError that names similar runs.
     """

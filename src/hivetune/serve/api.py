@@ -251,7 +251,7 @@ class Gateway:
         return JSONResponse({"input_tokens": await num_tokens(live, request.fields)})
 
     async def feedback(self, http: HttpRequest) -> Response:
-        """Join `{"id", "rating": "up|down", "correction"?, "reason"?}` to a captured answer."""
+        """Store feedback, `{"id", "rating": "up|down", "correction"?, "reason"?}`, on a captured answer."""
         fields = checked_fields(FEEDBACK_FIELDS, _document(await _raw_body(http)))
         if fields.keys() <= {"id", "reason"}:
             raise UsageError('the feedback has neither a "rating" nor a "correction"')

@@ -74,7 +74,7 @@ def make_client(database: sqlite3.Connection, name: str) -> str:
 
 
 def revoke_client(database: sqlite3.Connection, name: str) -> None:
-    """Refuse the client's token from its next request on. Raises UsageError for an unknown client."""
+    """Refuse the client's token from now on. Raises UsageError for an unknown client."""
     statement = "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL"
     with transaction(database):
         revoked = database.execute(statement, (time.time(), name)).rowcount
@@ -123,8 +123,8 @@ class Door:
 
 
 class Guard:
-    """An ASGI application that guards another one. `hosts`: the accepted values of Host, in lower case. `doors`: the
-    first whose path matches a request applies; a request that matches none is refused."""
+    """An ASGI application that protects another one. `hosts`: the accepted values of Host, in lower case. Of `doors`,
+    the first one whose path matches a request is used; a request that matches none is refused."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str], doors: Sequence[Door]):
         self.app, self.hosts, self.doors = app, hosts, doors

@@ -1,7 +1,7 @@
-"""One request and its answer, as every API gives and gets them.
+"""One request and its answer, as every API reads and writes them.
 
-A request is one object that walks through functions: it is read by its API, routed, waits for its turn, is forwarded,
-captured, and written by its API.
+A request is one object that is passed through functions: it is read by its API, routed, waits for its turn, is
+forwarded, captured, and answered in the form of its API.
 """
 
 import json
@@ -163,9 +163,8 @@ class Request:
 
 
 class Writer:
-    """The writer of an answer in OpenAI's own form, which the model server uses too; only names are replaced by
-    ours.
-    """
+    """The writer of an answer in OpenAI's own form, which the model server uses too; only the names of models are
+    replaced."""
 
     def __init__(self, request: Request):
         self.request = request

@@ -1,6 +1,6 @@
-"""The model servers: each change of the registry is applied to the loaded models without losing a request.
+"""The model servers: when the registry changes, the loaded models are changed without losing a request.
 
-One server answers. There are more while another one starts, or while the previous one ends.
+One server answers requests. A second one exists only while it starts, or while it finishes its last answers.
 """
 
 import asyncio
@@ -201,7 +201,7 @@ class Keeper:
 
     @property
     def ready(self) -> bool:
-        """Return whether a model server answers."""
+        """Return whether a model server accepts requests."""
         return self.wanted.deployment is not None and self.live is not None and self.live.answers
 
     async def server(self) -> LiveBackend:

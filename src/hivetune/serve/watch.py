@@ -1,6 +1,5 @@
-"""The watch on a new release, as champion or as candidate with a share of the sessions. It asks for a rollback when
-answers of the release fail, or are complained about, more often than those of the previous one usually did.
-"""
+"""The watch over a new release, as champion or as candidate with a share of the sessions. It requests a rollback if
+answers of the release fail, or get complaints, more often than those of the previous release usually did."""
 
 import json
 import math

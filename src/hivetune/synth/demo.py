@@ -76,7 +76,7 @@ def write_inputs(folder: Path) -> Path:
 
 
 def write_demo_data(path: Path, num_rows: int = NUM_ROWS) -> Path:
-    """Write JSONL of about `num_rows` agent interactions, the same on every call with the same Python."""
+    """Write about `num_rows` agent interactions as JSON Lines. They are the same on every call with the same Python."""
     shuffled = sorted(_interactions(), key=lambda row: hashlib.sha256(row["task"].encode()).digest())
     rows = [row for agent in QUESTIONS for row in [r for r in shuffled if r["agent"] == agent][: num_rows // 3]]
     rows.sort(key=lambda row: hashlib.sha256(row["output"].encode()).digest())

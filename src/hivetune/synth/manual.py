@@ -83,7 +83,7 @@ def run_help(command: Sequence[str]) -> str:
 
 
 def help_page(command: str, text: str, path: Path) -> DocPage:
-    """Return the page that `command --help` printed. Raises NotUnderstood."""
+    """Return the page made from the output of `command --help`. Raises NotUnderstood."""
     lines = [decode(_COLOUR.sub("", line)) for line in text.expandtabs().splitlines()]
     usage = next((line.text for line in lines if line.text.lower().lstrip().startswith("usage:")), "")
     synopsis = [Line("SYNOPSIS"), Line(f"       {usage.partition(':')[2].strip()}")] if usage else []

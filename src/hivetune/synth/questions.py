@@ -1,7 +1,7 @@
 """Questions about a page, of five kinds, with their answers.
 
-meaning: what does this do or say? which: what does this? command: how is it called? mistake: what is wrong with this
-misspelled option? fact: a question that a person wrote into a pack.
+meaning: what does this option do, or this section say? which: which option does this? command: how is it called?
+mistake: what is wrong with this misspelled option? fact: a question that a person wrote into a pack.
 """
 
 import random
@@ -48,7 +48,7 @@ class Draft:
 
 
 def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
-    """Yield the drafts of one page. The draw depends on the seed and the entry only."""
+    """Yield the drafts of one page. The random choices depend only on the seed and the entry."""
     # Each pooling of torch "runs the forward pass": nobody can tell which one is asked about.
     deeds = Counter(action_phrase(entry.text) for entry in page.entries)
     for entry in page.entries:

@@ -1,7 +1,7 @@
-"""Rows from documentation: pages are read in an order that the seed draws, drafts are checked, each category gets its
-share.
+"""Rows from documentation: pages are read in a random order that depends on the seed, drafts are checked, and each
+category gets its share.
 
-The same packs, documentation, number and seed give the same file.
+The same packs, documentation, number of rows and seed give the same file.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""A run folder that exists: its data, model and plan, as every later station reads them."""
+"""An existing run folder: its data, model and plan, opened for the steps that come after training."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether it was trained to its end, and its adapter is as it was written."""
+        """Return whether the run was trained to its end, and its adapter is unchanged since."""
         return self.record["status"] == "done" and has_adapter(self.folder) and not adapter_problems(self.folder)
 
 
@@ -57,7 +57,7 @@ def check_eval(config: EvalConfig) -> None:
 
 
 def check_disk(folder: Path, setup: TrainingSetup) -> None:
-    """Raise DoesNotFit if the disk on which `folder` is made has no room for a run."""
+    """Raise DoesNotFit if the disk of `folder` has too little space for a run."""
     # It can do without an export: that may go to another disk, and is refused there by itself.
     needed = sum(value for name, value in disk_bytes(setup).items() if name != "export")
     free = disk_free_bytes(folder)
@@ -71,8 +71,8 @@ def check_disk(folder: Path, setup: TrainingSetup) -> None:
 def load_run(folder: Path) -> Run:
     """Return an existing run.
 
-    Raises UsageError when the folder is not a run, may be planted, or has lost its snapshot or model, and when one of
-    them or the settings changed since the run began.
+    Raises UsageError if the folder is not a run or may belong to another user, if its snapshot or model is missing, or
+    if one of them or the settings changed since the run began.
     """
     if folder.is_dir():
         check_owner(folder)

@@ -1,4 +1,4 @@
-"""The run of a config: opened with its plan, trained to its end by the supervisor, every row accounted for."""
+"""The start of a run: its folder with its plan, the training under the supervisor, and the accounting of its rows."""
 
 import time
 from collections.abc import Callable, Mapping

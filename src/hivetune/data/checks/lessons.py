@@ -62,7 +62,7 @@ def unpacked_lesson(packed: bytes | memoryview) -> Lesson:
 
 
 def texts_of(messages: Sequence[Message]) -> tuple[str, str, tuple[str, ...]]:
-    """Return (asked text, trained text, trained calls); the trained text includes the calls."""
+    """Return (untrained text, trained text, trained tool calls); the trained text includes the calls."""
     questions, learned, calls = [], [], []
     for message in messages:
         if message.role == "assistant" and message.weight:
@@ -148,7 +148,7 @@ def _plain(value: Any) -> str:
 
 
 def question(messages: Sequence[Message]) -> str:
-    """Return all text before the first answer without system prompts; of plain text its beginning."""
+    """Return all text before the first answer, without system prompts; of a row that is plain text, its beginning."""
     texts = []
     for message in messages:
         if message.role == "assistant":

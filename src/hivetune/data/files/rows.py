@@ -127,7 +127,7 @@ def _object(record: Any) -> dict[str, Any] | None:
 
 
 def too_large(size_bytes: int) -> RowRefused | None:
-    """Return the refusal of a row of so many bytes; None for one that may have them."""
+    """Return the refusal of a row with this number of bytes; None if it is not too large."""
     if size_bytes <= MAX_ROW_BYTES:
         return None
     return RowRefused(

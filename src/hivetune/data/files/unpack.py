@@ -105,7 +105,7 @@ def beginning(source: Source, size: int) -> bytes:
 
 
 def package(module: str, extra: str) -> Any:
-    """Return an optional module. Raise MachineNotFit with the command that installs it."""
+    """Import an optional module and return it. Raise MachineNotFit with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -41,7 +41,7 @@ def is_metadata(path: str) -> bool:
 
 
 def channel_of(path: str) -> str | None:
-    """Return the folder of the channel of whose days a file is one; None for any other file."""
+    """Return the folder of the channel that a file with a day's messages belongs to; None for any other file."""
     folder, name = os.path.split(path)
     if not _DAY.fullmatch(name):
         return None

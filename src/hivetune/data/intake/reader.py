@@ -118,9 +118,8 @@ def _parsed(name: str, value: Any) -> Any:
 
 
 def parse_options(query: str, names: Sequence[str], source: str, *, strict: bool) -> dict[str, str]:
-    """Return our own parameters of a URL's query. Raise UsageError for others; if not `strict`, only for those that
-    look like ours.
-    """
+    """Return those parameters of a URL's query that are ours. Raise UsageError for other parameters; if not `strict`,
+    only for those whose names are similar to ours."""
     # Of a URL the others belong to the client. No password is shown.
     shown = source.partition("?")[0].rpartition("@")[2]
     options: dict[str, str] = {}

@@ -92,7 +92,7 @@ def session_rows(
 
 
 def path_to(leaf: str | None, parents: Mapping[str, Any]) -> list[str]:
-    """Return the names from the root of a tree to `leaf`. Empty where they go in a circle."""
+    """Return the names from the root of a tree to `leaf`; an empty list if the parents form a cycle."""
     path: dict[str, None] = {}
     node = leaf
     while isinstance(node, str) and node in parents:

@@ -342,9 +342,11 @@ def _joined(first: Message, second: Message, between: str) -> Message:
 def read_turns(
     turns: Iterable[Any], read: Callable[[Any], list[Message]] = read_turn, *, logged: bool = False
 ) -> tuple[list[Message], tuple[str, ...]]:
-    """Return the messages of all turns, and the reasons of severity warn. `logged`: a program wrote the turns, nobody
-    made rows of them. Such a conversation ends before a turn with an image, a file or a tool that its log lacks, and is
-    set aside if nothing is learned before it, or if nobody is answered. Raise RowRefused.
+    """Return the messages of all turns, and the changes as keys of REASONS or REWRITTEN.
+
+    `logged`: the turns come from a program's log, not from rows that somebody prepared. Such a conversation ends before
+    a turn with an image, a file or a tool that the log lacks, and is set aside if nothing is learned before that turn,
+    or if it has no question. Raise RowRefused.
     """
     messages: list[Message] = []
     cut: tuple[str, ...] = ()
@@ -415,7 +417,7 @@ def conversation_of(
     name: str, messages: Sequence[Message], tools: Tools = (), changed: Sequence[str] = ()
 ) -> Conversation:
     """Return the conversation of the format `name`, from its first question to its last answer, with consecutive turns
-    of one role as one. `changed`: reasons of severity warn.
+    of one role joined. `changed`: what was changed, as keys of REASONS or REWRITTEN.
 
     Raise RowRefused: empty-turn, role-order if there is no question, earlier-turns-missing.
     """

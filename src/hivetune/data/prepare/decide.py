@@ -28,10 +28,10 @@ def decide_rows(
     set_aside: Collection[str],
     leave_out: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Decide the fate of every row; return the report's parts `groups`, `synthetic` and `learn`.
+    """Decide the fate of every row; return the parts `groups`, `synthetic` and `learn` of the report.
 
-    `frozen`: hashes of questions that are never trained (data/frozen.py). `set_aside`: ids of the interactions that a
-    person keeps out. `leave_out`: id of a row -> reason, of rows that a cycle keeps out.
+    `frozen`: hashes of frozen questions (data/frozen.py). `set_aside`: ids of the interactions that a person set aside.
+    `leave_out`: id of a row -> reason, for rows that a cycle leaves out.
     """
     _drop_equal(work)
     _drop_beginnings(work)

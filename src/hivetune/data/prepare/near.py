@@ -92,7 +92,7 @@ class Groups:
         return True
 
     def closed(self) -> "array[int]":
-        """Return the root of each row."""
+        """Return the root of each row's set, by row."""
         # Each round halves the paths; a call of `root` for each row takes three times as long.
         while (nearer := array("I", map(self._roots.__getitem__, self._roots))) != self._roots:
             self._roots = nearer

@@ -1,9 +1,9 @@
-"""The split into training and held-out rows. Rows that belong together are a group, and a group is one draw.
+"""The split into training and held-out rows. Rows that belong together form a group, which is not divided.
 
-Rows are tied by an equal question, by their session and by nearly equal questions. A group's side is a function of the
-hash of its oldest row's session or question: no state is kept, and the order of the input does not matter. Where that
-misses a share of the rows by more than SHARE_FACTOR, the groups are taken in the order of their hashes instead, until
-each split has its share.
+Rows belong together if they have an equal question, the same session, or nearly equal questions. The split of a group
+depends on a hash of the session or question of its oldest row, so no state is stored, and the order of the input does
+not matter. If a split would then miss its share of the rows by more than SHARE_FACTOR, groups are instead assigned in
+the order of their hashes, until each split has its share.
 """
 
 from array import array
@@ -22,7 +22,7 @@ FEW_ROWS = 30  # that a split should hold: below it the hash alone decides, sinc
 
 
 def split_of(hash64: int, validation: float, test: float) -> Split:
-    """Return the split of a group by its hash. The rest is trained."""
+    """Return the split of a group, by its hash: validation, test, or else train."""
     position = hash64 / SCALE
     if position < test:
         return "test"

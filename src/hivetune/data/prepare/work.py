@@ -121,9 +121,9 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 
 def iter_dropped(work: Work, *kinds: str, limit: int = -1) -> Iterator[dict[str, Any]]:
-    """Yield each dropped row in input order: kind, places, owner, similarity, texts.
+    """Yield each duplicate in input order: its kind, both places, the kept row, the similarity and the texts.
 
-    `share` is the lower similarity of question and answer, None for equal rows.
+    `share` is the lower similarity of question and answer (0 to 1), None for equal rows.
     """
     query = (
         "SELECT fate, share, stays, source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n)"
@@ -154,7 +154,7 @@ def file_of(source: str) -> str:
 
 
 def is_refused(fate: str) -> bool:
-    """Return whether `fate` is a reason to leave a row out, rather than a split or a duplicate."""
+    """Return whether `fate` is a reason to leave a row out, and not a split or a kind of duplicate."""
     return fate not in SPLITS and fate not in DUPLICATES
 
 

@@ -91,8 +91,8 @@ class DialectTemplate:
         return self._template.apply(self.dialect.chat(messages), list(tools) or None, for_answer)
 
     def answers(self, messages: Messages, tools: Tools) -> list[Answer]:
-        """Return each answer of the conversation that is trained. Raise RenderError: not-in-template, end-not-trained,
-        or an error of the template itself."""
+        """Return each trained answer of the conversation. Raise RenderError: not-in-template, end-not-trained, or an
+        error of the template itself."""
         found: list[Answer] = []
         for i, message in enumerate(messages):
             if message.role == "assistant" and message.weight:

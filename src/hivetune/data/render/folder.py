@@ -117,7 +117,8 @@ MAX_PADDING = 64
 def check_vocabulary(folder: Path, rows: int, name: str) -> None:
     """Raise UsageError if tokenizer, template and end tokens do not belong to weights with `rows` embeddings.
 
-    That is a tokenizer of another model, or a template whose answers do not end with a token that ends generation.
+    Examples are the tokenizer of another model, or a template whose answers do not end with a token that ends
+    generation.
     """
     described = read_json(folder / DESCRIPTION)
     tokenizer = read_json(folder / "tokenizer.json")

@@ -1,8 +1,9 @@
 """The renderer: messages to tokens and their mask by the model's own chat template, without transformers.
 
-One rule: an answer is trained right after the very tokens that a server sends as its prompt. One sequence trains all
-answers of a conversation if the template leaves earlier turns as they were when they were new. If it rewrites them
-(dropped thoughts, a moved system prompt), each answer gets its own sequence."""
+An answer is trained after exactly the tokens that a server sends as its prompt. If the template renders earlier turns
+always in the same way, one sequence trains all answers of a conversation. If it rewrites them (removed thoughts, a
+moved system prompt), each answer gets a sequence of its own.
+"""
 
 import json
 import re
@@ -65,7 +66,7 @@ class TextEncoder:
         self._words = _Words(tokenizer)
 
     def encode(self, text: str) -> Encoded:
-        """Return the ids of a text and where control tokens cut it."""
+        """Return the token ids of a text, and the places where control tokens divide it."""
         first, *found = self._control.split(text)
         # A control token stays with the text after it, whose white space it may take.
         segments = [first, *map(add, found[::2], found[1::2])]

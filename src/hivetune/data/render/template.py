@@ -121,9 +121,8 @@ class _TimeUp(BaseException):
 
 
 def bounded(call: Callable[[], Returned]) -> Returned:
-    """Return `call()` within CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raise RenderError; its
-    reason is too-costly, too, if the time of the whole row is over.
-    """
+    """Return `call()`, limited to CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES of additional memory. Raise
+    RenderError, with the reason too-costly also if the time limit of the whole row is exceeded."""
     # A single call of C code is not interrupted, but the memory limits its work: a string that doubles.
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     smallest = _memory_limit_bytes(int(time.monotonic() / MEMORY_AGE_S))
@@ -208,15 +207,15 @@ def _raise_exception(message: str) -> None:
 
 
 def thinking_arguments(template: str) -> dict[str, bool]:
-    """Return the arguments about thinking with the value that changes nothing; {} for a template that reads none of
-    them, that writes something else with either value, or that can't be rendered on this machine.
-    """
+    """Return the template's arguments about thinking, with the value that does not change its text. Return {} for a
+    template that reads none of them, that writes another text with either value, or that can't be rendered on this
+    machine."""
     value = _value_of_thinking(template, _read_names(template))
     return {} if value is None else dict.fromkeys(THINKING_NAMES, value)
 
 
 def fixed_date(template: str) -> str:
-    """Return a template with the date that each training row was rendered with in place of today's."""
+    """Return a template in which today's date is replaced by the date with which the training rows were rendered."""
     return _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), template)
 
 

@@ -12,7 +12,7 @@ NEAR = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
 def main(device: str) -> None:
-    """Compute every shape in each precision, and end with the first wrong one."""
+    """Compute a product of each shape in each precision, and stop at the first wrong one."""
     generator = torch.Generator().manual_seed(0)
     for rows, inner, columns in SHAPES:
         a = torch.randn((rows, inner), generator=generator, dtype=torch.float64)

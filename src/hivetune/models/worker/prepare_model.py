@@ -255,9 +255,8 @@ def with_defaults(template: str, arguments: TemplateArguments) -> str:
 
 
 def write_variant(folder: Path, work: Path, arguments: TemplateArguments) -> dict[str, Any]:
-    """Write the prepared `folder` with these values in its templates into the empty `work`. Return the content of its
-    `hivetune.json`. Raises UsageError for an argument that no template reads.
-    """
+    """Write a copy of the prepared `folder`, with these values as defaults in its templates, into the empty folder
+    `work`. Return the content of its `hivetune.json`. Raises UsageError for an argument that no template reads."""
     templates = [folder / TEMPLATE, *sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))]
     texts = {path: path.read_text(encoding="utf-8") for path in templates}
     read = sorted({name for text in texts.values() for name in arguments_of(text)})

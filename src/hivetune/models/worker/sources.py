@@ -1,8 +1,8 @@
-"""The sources of a model's files other than a folder: the Hugging Face Hub, and the demo model's package.
+"""Sources of a model's files other than a folder: the Hugging Face Hub, and the package of the demo model.
 
-Only here does the engine use a network, and only when fetching. HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_ETAG_TIMEOUT
-(10 s by default for the Hub's answer) and HF_HUB_OFFLINE mean the same as in huggingface_hub. If the Hub does not
-answer, a model that is complete in huggingface_hub's cache is used.
+Only this module uses the network for models, and only when fetching. HF_ENDPOINT, HF_TOKEN, HF_HOME,
+HF_HUB_ETAG_TIMEOUT (10 s by default for the Hub's answer) and HF_HUB_OFFLINE mean the same as in huggingface_hub. If
+the Hub does not answer, a model that is complete in huggingface_hub's cache is used.
 """
 
 import importlib.util

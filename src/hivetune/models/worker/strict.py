@@ -1,7 +1,7 @@
 """The check that no weight is invented: a folder has exactly the weights of the causal model in its config.json.
 
-Before that, configs of other kinds of models are refused, and of a model that also reads images or sound the text part
-is made a model of its own.
+Before that, configs of other kinds of models are refused. If a model also reads images or sound, its text part can be
+extracted as a model of its own.
 """
 
 import os

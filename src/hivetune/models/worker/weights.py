@@ -131,7 +131,7 @@ _HINT = "download or convert it again"
 
 
 def check_weights(folder: Path, name: str) -> None:
-    """Raise UsageError, naming the tensor, for weights that are cut, not finite, or of one value."""
+    """Raise UsageError, naming the tensor, for weights that are truncated, not finite, or all equal."""
     tensors = open_weights(folder)
     if not tensors:
         raise UsageError(f"model {name} has no weights in its safetensors files", hint=_HINT)

@@ -22,7 +22,7 @@ _SHARE_FOR_WEIGHTS = 0.5  # of the installed memory, for weights in float32
 
 
 def main(task: ScorePassages, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Return {"dtype", "base" or "tuned" -> `Scores` of release/prove.py}."""
+    """Return a document with "dtype", and the `Scores` (release/prove.py) of "base", or of "tuned", or of both."""
     heartbeat.beat(Beat.PREPARING)
     # In float32 where the memory allows it, so that a difference is the export's (release/prove.py).
     fits = 2 * weights_bytes(task.model) <= _SHARE_FOR_WEIGHTS * read_machine().memory_bytes

@@ -171,7 +171,7 @@ def adds_space_prefix(document: Mapping[str, Any]) -> bool:
 
 
 def is_sentencepiece(document: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json is of SentencePiece's kind: BPE with a fallback to bytes."""
+    """Return whether a tokenizer.json was converted from SentencePiece: BPE with a fallback to bytes."""
     return document["model"].get("type") == "BPE" and bool(document["model"].get("byte_fallback"))
 
 

@@ -153,9 +153,8 @@ Stage = Literal["begin", "open", "grow", "close", "end"]
 
 
 class BlockWriter(Writer, ABC):
-    """The writer of another API's answer from its blocks. A stream opens, extends and closes them. `num_told`: number
-    of events so far.
-    """
+    """The writer of an answer in the form of another API, made from its blocks. In a stream, blocks are opened,
+    extended and closed by events. `num_told`: number of events so far."""
 
     def __init__(self, request: Request):
         super().__init__(request)

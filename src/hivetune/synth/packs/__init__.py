@@ -25,7 +25,7 @@ _REFERENCE = re.compile(r"(.+)\(([\w*?\[\]]+)\)")
 
 @dataclass(frozen=True)
 class WrittenFact:
-    """A question that a person answered."""
+    """A question with an answer that a person wrote."""
 
     question: str
     answer: str
@@ -106,7 +106,7 @@ class Library:
         return paths
 
     def sources_of(self, pack: Pack) -> list[DocSource]:
-        """Return the pages that are on this machine, each once."""
+        """Return the pages of a pack that are on this machine, each once."""
         found = [source for name in pack.pages for source in self.find_manuals(name)]
         found += [source for name in pack.documents for source in self.find_documents(name)]
         found += [DocSource("module", *module) for name in pack.modules for module in module_files(name)]

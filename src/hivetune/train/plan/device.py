@@ -23,7 +23,8 @@ BFLOAT16_CHIPS = re.compile(r"gfx(908|90a|94\d|95\d|11\w\w|12\w\w)")
 
 
 def computes_bfloat16(kind: str, architecture: str, isa: Sequence[str] = ()) -> bool:
-    """Return whether a device multiplies bfloat16 natively: by a processor's flags, or a card's chip or capability."""
+    """Return whether a device multiplies bfloat16 natively, by a processor's flags or by a card's chip or
+    capability."""
     if kind == "cpu":
         return any(flag in BFLOAT16_ISA for flag in isa)
     if kind == "rocm":
@@ -71,7 +72,7 @@ def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
 
 
 def device_of_machine(machine: Machine, setting: str = "auto") -> Device:
-    """Return this machine's device of the config: `auto` is the first card, else the CPU.
+    """Return the device of this machine that the config sets: for `auto` the first card, else the CPU.
 
     Raises UsageError for an unknown device, MachineNotFit for a card that this machine does not have.
     """

@@ -134,10 +134,10 @@ def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview, we
 
 
 def make_layout(documents: Sequence[TrimmedDocument], *, share: bool = True, pad: Padding = unpadded) -> Layout:
-    """Return the layout of documents in any order. `share`: compute common prefixes once.
+    """Return the layout of documents, which may be in any order. `share`: compute common prefixes once.
 
-    Documents without a trained token take no room. Tokens are padded with a document of zeros at the end, entries with
-    some whose loss is multiplied by 0.
+    Documents without a trained token are left out. Tokens are padded with a document of zeros at the end, loss entries
+    with some whose loss is multiplied by 0.
     """
     order = _by_content(documents)
     builder = _Builder(documents)

@@ -120,7 +120,7 @@ def _last_rate(machine: Machine, setup: TrainingSetup) -> Rate | None:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Return the sizes of a prepared model, of a folder with config.json, or of a model that is known by its sizes."""
+    """Return the sizes of a prepared model, of a folder with config.json, or of a model in models.yaml."""
     if Path(name).is_dir():
         prepared = find_prepared(name)
         return read_architecture(prepared.folder if prepared else Path(name))

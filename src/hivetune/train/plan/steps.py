@@ -45,7 +45,8 @@ class PlanRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """Rows that are not trained in steps `from_step` <= i < `until_step` (None: to the end), and the `reason`."""
+    """Rows that are left out of the steps `from_step` <= i < `until_step` (None: of all later steps), and the
+    `reason`."""
 
     from_step: int
     rows: tuple[int, ...]
@@ -309,10 +310,11 @@ def append_amendment(run: Path, amendment: Amendment) -> None:
 
 
 def read_amendments(run: Path, known_rows: Collection[int] | None = None) -> list[Amendment]:
-    """Read the amendments in order. `known_rows`: the rows of the plan; None: not checked.
+    """Return the amendments in order. `known_rows`: the rows of the plan; None: not checked.
 
-    Raises UsageError naming the line that is not an amendment, or that names a row which the plan does not have: rows
-    that were taken out would be trained again."""
+    Raises UsageError that names a line which is not an amendment, or whose row is not in the plan: if such a line were
+    ignored, rows that were removed would be trained again.
+    """
     path = run / AMENDMENTS
     amendments = []
     for line, entry in enumerate(read_journal(path), 1):
@@ -329,7 +331,7 @@ def read_amendments(run: Path, known_rows: Collection[int] | None = None) -> lis
 
 
 def epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int | str) -> list[PlanRow]:
-    """Return the rows in an order that depends on the seed, the epoch and their content only."""
+    """Return the rows in an order that depends only on the seed, the epoch and the rows' content."""
 
     def key(row: PlanRow) -> tuple[bytes, int]:
         return hashlib.blake2b(f"{seed}/{epoch}/{row.content_id}".encode(), digest_size=16).digest(), row.row

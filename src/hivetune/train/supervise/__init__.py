@@ -1,1 +1,1 @@
-"""The supervisor: it starts workers, watches them, explains their deaths and gets the run to its end, without torch."""
+"""The supervisor: it starts workers, watches them, diagnoses their deaths, and gets a run to its end, without torch."""

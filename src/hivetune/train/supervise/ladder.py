@@ -113,7 +113,7 @@ class Failure:
         return self.durable > max(before.durable, before.step) or self.quarantined > before.quarantined
 
     def is_near(self, failure: "Failure") -> bool:
-        """Return whether both failures happened at the same place: at one step, on a card at most LATE_STEPS apart."""
+        """Return whether both failures happened at the same step, or on a card at most LATE_STEPS steps apart."""
         late = LATE_STEPS if self.kind == "device" else 0
         return abs(self.step - failure.step) <= late and self.quarantined == failure.quarantined
 

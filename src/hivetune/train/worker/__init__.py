@@ -1,1 +1,1 @@
-"""The training worker: the loop (loop.py) and all that it needs. A module with a `main` is the entry of a child."""
+"""The training worker: the loop (loop.py) and its parts. A module with a `main` can be run as a child process."""

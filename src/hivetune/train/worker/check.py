@@ -1,14 +1,14 @@
 """Two checks that this machine computes correct numbers, since a wrong gradient would go unnoticed.
 
-Before step 0, the fast path is compared with transformers: a few rows of the run and adapters that are not zero go
-through both. The loss of each row and the whole gradient must agree as far as the precision goes. A config that the
-fast path misreads, a kernel that this compiler got wrong, a shape that a card computes wrongly: each shows here, and
-the run takes a path that is right.
+Before step 0, the fast path is compared with transformers: both compute a few rows of the run, with adapters that are
+not zero. The loss of each row and the whole gradient must agree within the precision. So a config that the fast path
+misreads, a kernel that the compiler got wrong, or a shape that a card computes wrongly is detected, and the run uses
+another path.
 
-Then, every ten minutes, test products run at the run's own shapes. Their factors are whole numbers, so small that every
-sum is exact in the precision under test, so the answer is known to the bit, whatever the order of summation. It is
+Then, every ten minutes, matrix products of the run's own shapes are tested. Their factors are whole numbers, so small
+that every sum is exact in the precision under test, and the result does not depend on the order of summation. It is
 checked with a random vector (Freivalds, MFCS 1979) in float64, which costs less than the product and uses none of the
-routines under test. A silent fault of this kind: ROCm/rocm-libraries#5706.
+routines under test. An example of such a silent fault: ROCm/rocm-libraries#5706.
 
 Shapes: B documents, N adapter weights; a product is [M, K] x [K, N].
 """
@@ -73,7 +73,7 @@ class Computed(NamedTuple):
 
 
 def answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
-    """Compute loss and gradient with adapters that depend on their names alone and are not zero."""
+    """Return loss and gradient of the model, computed with test values of its adapters that follow from their names."""
     initialise(model.adapter, 0)
     for name, view in model.adapter.items():
         if ".lora_B." in name:
@@ -132,7 +132,8 @@ def shapes_of(adapter: Mapping[str, Tensor], tokens: int) -> list[Shape]:
 
 
 def check_products(model: LoraModel) -> int:
-    """Test products at the model's own shapes and return how many. Raises CanaryFailed with the first wrong one."""
+    """Test matrix products of the model's own shapes; return their number. Raises CanaryFailed with the first wrong
+    one."""
     shapes = shapes_of(model.adapter, CANARY_TOKENS)
     for shape in shapes:
         if fault := fault_of(shape, model.dtype, model.device, model.multiply):

@@ -39,7 +39,7 @@ ANOTHER_FOLDER = "train into another folder: --set output=FOLDER"
 
 
 class NotFinite(ArithmeticError):
-    """Raised for a state that must not be saved; names the tensors."""
+    """Raised for a state with values that are not finite, which must not be saved; the message names the tensors."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ def load_newest_good(run: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def save(session: Session, *, only_when_due: bool = False) -> None:
-    """Save a checkpoint of the present state and journal it. Raises OSError and NotFinite.
+    """Save a checkpoint of the current state and write it to the journal. Raises OSError and NotFinite.
 
-    `only_when_due`: only when the interval has passed. An error of the disk is then journaled, and training goes on.
+    `only_when_due`: save only if the interval has passed. An error of the disk is then only written to the journal.
     """
     if only_when_due and not (session.ranks.is_first and time.monotonic() >= session.save_due_s):
         return
@@ -144,7 +144,7 @@ def save(session: Session, *, only_when_due: bool = False) -> None:
 
 
 def restore(session: Session) -> None:
-    """Restore weights, optimizer and state of the newest good checkpoint, or of the start; drop later metrics.
+    """Restore weights, optimizer and state of the newest intact checkpoint, or the initial ones; delete later metrics.
 
     Rank 0 reads them and sends them to the others. Raises UsageError for a checkpoint of another plan.
     """

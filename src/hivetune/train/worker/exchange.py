@@ -178,7 +178,7 @@ def open_ranks(task: Train, cluster: str | None, choices: Choices) -> Ranks:
 def open_exchange(config: RunConfig, choices: Choices, model: LoraModel, ranks: Ranks) -> Exchange:
     """Return the exchange that sums a step's gradients: in fp32 without the setting `workers`, as integers with it.
 
-    Raises MachineNotFit where ranks round differently.
+    Raises MachineNotFit if ranks would round differently.
     """
     if choices.pack_tokens is None:
         return FloatExchange(model, config.seed)

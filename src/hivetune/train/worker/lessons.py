@@ -1,15 +1,15 @@
 """Learning from bad answers: their documents get negative weights in the ordinary backward pass.
 
-With d = (reference - nll) / n, what a row of n trained tokens has gained per token since the lessons began:
+With d = (reference - nll) / n, the gain per token of a row with n trained tokens since the lessons began:
 
-    good row   nll                                                                    weight  1
-    bad row    lambda n (4 / beta) sigmoid(beta d)                                    weight -4 lambda s (1 - s)
-    pair       lambda m (2 / beta) softplus(-beta (d of the good row - d of the bad)), m = the smaller n
+  good row   nll                                                                    weight  1
+  bad row    lambda n (4 / beta) sigmoid(beta d)                                    weight -4 lambda s (1 - s)
+  pair       lambda m (2 / beta) softplus(-beta (d of the good row - d of the bad)), m = the smaller n
 
-A bad row pushes with at most lambda, and no more once its answer is 1 / beta nats a token less likely, or was never
-likely: a leash, and what makes a wrong label cheap. The form is KTO's and DPO's (arXiv 2402.01306, 2305.18290) without
-KTO's estimate of a divergence, which depends on the rows that share a batch; positive terms keep the good answers
-(arXiv 2404.19733). A row whose reference or loss is not finite is left out.
+The weight of a bad row is at most lambda, and falls to 0 once its answer is some 1 / beta nats per token less likely,
+or if it was never likely. So training does not drift, and a wrong label does little harm. The form is that of KTO and
+DPO (arXiv 2402.01306, 2305.18290) without KTO's estimate of a divergence, which depends on the rows that share a batch;
+positive terms keep the good answers (arXiv 2404.19733). A row whose reference or loss is not finite is left out.
 """
 
 import math

@@ -74,7 +74,7 @@ def open_ranks_on_cluster(task: Train, head: str, threads: int) -> Ranks:
         return Ranks()
 
     def remote(function: Callable[..., Any], seat: RankPlacement, **options: Any) -> Callable[..., Any]:
-        """Return the function as a task at this seat."""
+        """Return the function as a Ray task at this placement."""
         at = PlacementGroupSchedulingStrategy(group, seat.bundle)
         made = ray.remote(max_retries=0, **{"num_cpus": 0, "scheduling_strategy": at, **options})(function)
         call: Callable[..., Any] = made.remote

@@ -170,7 +170,7 @@ def _start(task: Train, rank: Rank) -> "subprocess.Popen[bytes]":
 
 
 def join_ranks(rank: Rank) -> Ranks:
-    """Return the view of a rank that rank 0 started."""
+    """Return the view of a rank that rank 0 started, after it has connected to the others."""
     return Ranks(rank, _rendezvous(rank))
 
 
@@ -209,6 +209,6 @@ def _end_like(run: Path, end: RankEnd) -> None:
 
 
 def lost_outcome(kind: str, message: str) -> dict[str, Any]:
-    """Return the content of outcome.json of a rank that left none."""
+    """Return a substitute for the outcome.json of a rank that wrote none."""
     error = {"type": kind, "message": message, "hint": "", "exit_code": 1}
     return {"schema": 1, "status": "failed", "error": error}

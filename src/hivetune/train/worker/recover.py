@@ -1,7 +1,9 @@
-"""Recovery inside the worker: rows that are not finite leave the plan, and a spike of the loss is rolled back.
+"""Recovery inside the worker: rows whose loss is not finite are removed from the plan, and a spike of the loss is
+rolled back.
 
-Which rows fail is found by replay. `main` is the throw-away child of an isolation (supervise/isolate.py), which replays
-rows in order, so that its death names one. The rest of recovery is the supervisor's.
+Such rows are found by computing the rows of a step one by one. `main` runs in the child process of an isolation
+(supervise/isolate.py), which computes rows in order; if it dies, the row in work is the suspect. All other recovery is
+the supervisor's.
 
 Shapes: L positions of a document.
 """

@@ -95,8 +95,8 @@ class LoraLinear(nn.Module):
 class GeneralModel:
     """A `LoraModel` (protocol.py) around a transformers module. `module` runs with the adapters in place.
 
-    Choices it reads: budget_tokens, pack_tokens, halvings, recompute as in fast/model.py; attention is read where the
-    module is loaded.
+    It reads the choices budget_tokens, pack_tokens, halvings and recompute, as fast/model.py does; attention is chosen
+    when the module is loaded.
     """
 
     path: Literal["fast", "general"] = "general"
@@ -215,9 +215,9 @@ def load_module(
     choices: Choices = NO_CHOICES,
     method: str = "lora",
 ) -> nn.Module:
-    """Load the model without adapters, frozen, each tensor read straight into `dtype` on `device`.
+    """Load the model without adapters, frozen; each tensor is read directly into `dtype` on `device`.
 
-    `method` qlora keeps linear weights as NF4.
+    `method` qlora stores linear weights as NF4.
     """
     quantization = None
     if method == "qlora":
@@ -267,7 +267,7 @@ def load_module(
 
 
 def require_bitsandbytes() -> None:
-    """Raise MachineNotFit with the install line where bitsandbytes is missing."""
+    """Raise MachineNotFit, with the command that installs it, if bitsandbytes is missing."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MachineNotFit("method: qlora needs bitsandbytes", hint=f"{install_command('qlora')}, or set method: lora")
 

@@ -43,9 +43,9 @@ class LoraModel(Protocol):
 
     @property
     def adapter(self) -> Mapping[str, Tensor]:
-        """Return PEFT parameter name -> fp32 view into `master_N`. All zero after `load_model`.
+        """Return PEFT parameter name -> fp32 view into `master_N`. All values are zero after `load_model`.
 
-        A name is such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
+        An example of a name is `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
         """
         ...
 
@@ -88,7 +88,7 @@ def halved(batches: Sequence[list[_Part]], halvings: int) -> list[list[_Part]]:
 
 
 def read_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
-    """Read rows of a snapshot as tensors."""
+    """Return rows of a snapshot as documents with tensors on the CPU."""
     # They are copies, so that nothing points into the file while a step runs.
     documents = []
     for row in rows:

@@ -41,9 +41,9 @@ class Attention(Protocol):
     """Attention of one layout. Each row of the qkv buffer is [q | k | v | ...], after rotary positions."""
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
-        """Write attention's output [T, heads * head_dim], and the logarithm of each softmax's sum for `backward`.
+        """Write attention's output [T, heads * head_dim], and for `backward` the logarithm of each softmax's sum.
 
-        torch's form leaves `lse_TH` as it is. window: as in `LayerSpec`.
+        torch's implementation does not write `lse_TH`. window: as in `LayerSpec`.
         """
 
     def backward(
@@ -67,7 +67,7 @@ def tables_for(ops: Ops, layout: Layout) -> tuple[Tensor, ...]:
 
 
 class NativeAttention:
-    """Attention by the C++ kernels. `parts`: of the keys, in the backward pass."""
+    """Attention by the C++ kernels. `parts`: number of parts into which the keys are divided in the backward pass."""
 
     def __init__(self, layout: Layout, spec: ModelSpec, dtype: torch.dtype, workspace: Workspace):
         self._spec, self._workspace = spec, workspace

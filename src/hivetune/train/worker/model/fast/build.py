@@ -34,7 +34,7 @@ TIMEOUT_S = 120.0
 
 
 class NoKernels(Exception):
-    """Raised with the reason why there is no library; the operations in torch run instead."""
+    """Raised, with the reason, if there is no library of kernels; the operations then run in torch."""
 
 
 @functools.cache

@@ -56,7 +56,8 @@ def final_norm(ctx: LayerContext, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tenso
 
 
 def loss_and_gradient(ctx: LayerContext, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return nll [E] of each entry in nats, and the gradient of sum(weight * nll) by the last layer's output.
+    """Return the nll [E] of each loss entry in nats, and the gradient of sum(weight * nll) with respect to the last
+    layer's output.
 
     x_RD + delta_RD is that output; the gradient [R, D] is wide. The weight of an entry is its count.
     """
@@ -110,12 +111,13 @@ def entry_nll(ctx: LayerContext, y_RD: Tensor, dy_RD: Tensor | None) -> Tensor:
 class FastModel:
     """A `LoraModel` (worker/model/protocol.py) computed by hand.
 
-    Choices it reads: streamed (layers whose weights do not stay), budget_tokens (of a micro-batch), pack_tokens (its
-    aim where there are workers), halvings (of each), recompute (layers whose inner state is recomputed in the backward
-    pass), products, kernels (native or torch), attention (eager: no fused kernel).
+    It reads these choices: streamed (number of layers whose weights are not kept), budget_tokens (the limit of a
+    micro-batch), pack_tokens (its aim with `workers`), halvings (of each micro-batch), recompute (number of layers
+    whose inner values are recomputed in the backward pass), products, kernels (native or torch), attention (eager: no
+    fused kernel).
 
-    The attribute `kernels` says which run, and why if they are the plain ones. Raises NotFast for a model that the fast
-    path does not compute exactly.
+    The attribute `kernels` names the kernels in use, with the reason if they are those of torch. Raises NotFast for a
+    model that the fast path does not compute exactly.
     """
 
     path: Literal["fast", "general"] = "fast"

@@ -57,12 +57,12 @@ def has_kernel(operation: _Operation[_Arguments]) -> _Operation[_Arguments]:
 
 
 class Ops:
-    """The operations of one back end. `multiply`: computes the large products.
+    """The operations of one back end. `multiply` computes the large products.
 
-    `native`: the dtype whose kernels compute, None for plain torch. Raises NoKernels with the reason.
-    `compiled`: torch.compile makes kernels of the functions of rows.
-    `wide_products`: half-precision products can give wide results here; no gradient is rounded on its way then.
-    `eager`: attention by two plain products and a softmax, without a fused kernel.
+    `native`: the dtype of the kernels, None for plain torch. Raises NoKernels with the reason. `compiled`:
+    torch.compile compiles the operations on rows. `wide_products`: half-precision products can return wide results, so
+    that no gradient is rounded on its way. `eager`: attention by two plain products and a softmax, without a fused
+    kernel.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Ops:
 
     @has_kernel
     def glu_backward(self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, gelu: bool) -> None:
-        """Compute the gradients of gate and up from h's; h is recomputed, for dA of the down projection."""
+        """Compute the gradients of gate and up from that of h; recompute h, which dA of the down projection needs."""
         dh = dh_TF.to(wide_dtype(dh_TF.dtype))
         gate, up = gate_up_TN.to(dh.dtype).chunk(2, 1)
         if gelu:
@@ -168,7 +168,8 @@ class Ops:
 
     @has_kernel
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
-        """Write dS = dY B' to the rank columns of dy, and zeros to its padding: the next product reads all columns."""
+        """Write dS = dY B' to the rank columns of dy, and zeros to their padding, since the next product reads all
+        columns."""
         dy_TW[:, group.outputs + group.ranks :].zero_()
         for member in group.adapted:
             start = group.outputs + member.rank_at
