@@ -183,7 +183,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > MAX_INTEGER_BITS:
-                raise SecurityError(f"a number of more than {MAX_INTEGER_BITS} bits")
+                raise SecurityError(f"it computes a number of more than {MAX_INTEGER_BITS} bits")
         return super().call_binop(context, operator, left, right)
 
 
