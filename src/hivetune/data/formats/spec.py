@@ -14,7 +14,15 @@ from hivetune.data.columns import OWN_ID, as_position, plain_row
 from hivetune.data.pieces.answers import Answer, call_of, is_response, read_answer
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Log
 from hivetune.data.pieces.rendered import has_marks, rendered_turns
-from hivetune.data.pieces.sessions import ASSISTANT, SESSION, TableTurn, read_session, table_rows, without_markup
+from hivetune.data.pieces.sessions import (
+    ASSISTANT,
+    SESSION,
+    TableTurn,
+    read_session,
+    table_rows,
+    with_speakers,
+    without_markup,
+)
 from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_tools, read_turns, with_system
 from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, has_needs, listed, objects, parsed, text_of
 from hivetune.data.reasons import REASONS, RowRefused
@@ -207,15 +215,18 @@ def _turns(name: str, spec: Spec, row: Row) -> Conversation:
     changed: tuple[str, ...] = ("program-notes",) if len(turns) < len(found) else ()
     if spec.has("role", "speaker", "text"):
         turns = [_turn(spec, turn, asks) for turn in turns]
-    if spec.has("speaker") and asks is None:  # people: the user says who answers
+    system, tools = parsed(spec.system.find(row)), spec.tools.find(row)
+    people = turns if spec.has("role", "speaker") else with_speakers(turns)
+    if people is not turns or (spec.has("speaker") and asks is None):  # the user says who answers
         answers = row.get(ASSISTANT) or spec.answers.find(row) or None
-        return read_session({SESSION: name, "messages": turns, ASSISTANT: answers, "left_out": [*changed]})
+        session = {SESSION: name, "messages": people, ASSISTANT: answers, "left_out": [*changed]}
+        return read_session({**session, "system": system, "tools": tools})
     read, cut = read_turns(turns, logged=spec.markup)
-    messages, changed = with_system(read, parsed(spec.system.find(row))), (*changed, *cut)
+    messages, changed = with_system(read, system), (*changed, *cut)
     if messages[-1].role in ("user", "tool") and (answer := spec.answer.find(row)) not in (None, ""):
         more, left_out = read_answer(answer)
         messages, changed = [*messages, *more], (*changed, *left_out)
-    return conversation_of(name, messages, read_tools(spec.tools.find(row)), changed)
+    return conversation_of(name, messages, read_tools(tools), changed)
 
 
 def _is_note(spec: Spec, turn: Any) -> bool:

@@ -14,8 +14,16 @@ from typing import Any, NamedTuple
 
 from hivetune.data.columns import plain_name
 from hivetune.data.pieces.format import NOT_HELD, Conversation, PlacedRow
-from hivetune.data.pieces.turns import conversation_of, read_tools, read_turns, with_system
-from hivetune.data.pieces.values import Row, listed
+from hivetune.data.pieces.turns import (
+    CONTENT_KEYS,
+    ROLE_KEYS,
+    ROLES,
+    conversation_of,
+    read_tools,
+    read_turns,
+    with_system,
+)
+from hivetune.data.pieces.values import Row, listed, one_of
 from hivetune.data.reasons import REWRITTEN, RowRefused
 from hivetune.records import Message
 
@@ -182,6 +190,23 @@ def read_session(row: Row) -> Conversation:
     left_out += ["lone-thought"] if any(_is_lone_thought(m, silent=name in _AGENTS) for m in read) else []
     left_out += ["result-without-call"] if len(messages) < len(answered) else []
     return conversation_of(name, messages, read_tools(row.get("tools")), list(dict.fromkeys([*left_out, *cut])))
+
+
+def with_speakers(turns: list[Any]) -> list[Any]:
+    """Return turns with a speaker instead of a role where they name several people: some names are no roles, and none
+    is that of an assistant. Other turns are returned as they are.
+    """
+    names = [one_of(turn, *ROLE_KEYS) for turn in turns]
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        return turns
+    roles = [ROLES.get(name.strip().lower()) for name in names]
+    if None not in roles or not {None, "system", "user"}.issuperset(roles) or len(set(names)) < 2:
+        return turns
+    rest = [{key: turn[key] for key in turn if key not in (*ROLE_KEYS, *CONTENT_KEYS)} for turn in turns]
+    return [
+        turn if role == "system" else {**others, "speaker": name.strip(), "content": one_of(turn, *CONTENT_KEYS)}
+        for turn, role, others, name in zip(turns, roles, rest, names, strict=True)
+    ]
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:

@@ -23,7 +23,7 @@ _NAMES_OF_ROLES: dict[Role, tuple[str, ...]] = {
 }
 ROLES: dict[str, Role] = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names}
 ROLE_KEYS = ("role", "from", "sender", "speaker")
-_CONTENT_KEYS = ("content", "value", "parts", "text")
+CONTENT_KEYS = ("content", "value", "parts", "text")
 _WEIGHTS = ("weight", "train", "trainable", "loss_weight")  # OpenAI's name, and other programs'
 _MEDIA_KEYS = ("images", "image", "audio", "video", "videos", "files", "attachments")
 # Kinds of parts: OpenAI's (chat and Responses), Anthropic's, Gemini's, LM Studio's, and those of OpenTelemetry.
@@ -220,7 +220,7 @@ def read_turn(turn: Any) -> list[Message]:
 
 def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
     """Return the role of a turn, and its parts: content, reasoning before it, and calls."""
-    speaker, content = one_of(turn, *ROLE_KEYS), one_of(turn, *_CONTENT_KEYS)
+    speaker, content = one_of(turn, *ROLE_KEYS), one_of(turn, *CONTENT_KEYS)
     name = speaker.strip().lower() if isinstance(speaker, str) else ""
     if name not in ROLES:
         raise RowRefused("role-order", f"unknown role {str(speaker)[:40]!r}: use system, user, assistant or tool")
