@@ -125,7 +125,7 @@ class CycleConfig(Section):
     """The loop that trains, judges and promotes by itself."""
 
     name: str | None = setting(None, "name of the release; required for a cycle")
-    sources: list[str] = setting([], "sources to collect first, as for hivetune collect")
+    sources: list[str] = setting([], "sources to collect from before each cycle, as in hivetune collect SRC")
     after_rows: int = setting(200, "new groups of rows that start a cycle", gt=0)
     window: str | None = setting(None, "time of day for long work, such as 22:00-06:00")
     hours: float | None = setting(None, "hours of training that a cycle may plan", gt=0)

@@ -52,7 +52,7 @@ def show_run(
 ) -> None:
     """Show one run: state, losses, speed, and each fault with its remedy; or follow it, or print its log.
 
-    Ctrl-C ends --follow, not the run. With --json each change that it sees is one line of JSON.
+    Ctrl-C ends --follow, not the run. With --follow --json each change is printed as a line of JSON.
     """
     if follow and log:
         raise UsageError("--follow and --log exclude each other", hint="run them one after the other")
@@ -136,13 +136,14 @@ def _follow(folder: Path) -> None:
 def rm(
     runs: Annotated[list[str] | None, Argument(metavar="RUN", help="Names or folders of runs, or 'last'.")] = None,
     unused: Annotated[
-        bool, Option("--unused", help="Delete files that nothing uses and that can be made again.")
+        bool, Option("--unused", help="Delete files that are no longer needed and can be made again.")
     ] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete runs with their checkpoints and adapters; releases registered from them are kept.
 
-    With --unused delete files that nothing needs instead. What would be deleted is listed first, and you are asked.
+    With --unused, delete files that are no longer needed instead. The command lists what it would delete, and asks
+    first.
     """
     if bool(runs) == unused:
         raise UsageError("no run to delete is given", hint="give runs, or --unused alone")

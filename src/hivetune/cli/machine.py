@@ -180,7 +180,8 @@ def doctor(
 ) -> None:
     """Check this machine and report what is wrong, with the command that fixes it.
 
-    A self-test of seconds multiplies on each device. Nothing is changed or kept. The report names no user or host.
+    A self-test of a few seconds computes on each device. Nothing is changed or stored. The report names no user or
+    host.
     """
     dtype = "auto" if config is None else load_config(config, []).dtype
     found = look()

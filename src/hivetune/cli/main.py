@@ -36,7 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
     "Start": {
         "init": ("machine", "init", "Inspect your rows and this machine, and write a commented config."),
         "demo": ("machine", "demo", "Run every step once on a small real model, in minutes."),
-        "doctor": ("machine", "doctor", "Test this machine, and say what to fix."),
+        "doctor": ("machine", "doctor", "Test this machine, and report what to fix."),
         "fetch": ("machine", "fetch", "Download and prepare a model."),
         "config": ("look", "config", "List the settings, or print their JSON Schema."),
     },
@@ -50,7 +50,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
         "plan": ("train", "plan", "Predict a run's memory, time and disk use."),
         "train": ("train", "train", "Train an adapter, or resume its run."),
         "stop": ("train", "stop", "Stop a run after saving a checkpoint."),
-        "bench": ("train", "bench", "Measure time, memory and losses of a config, over a grid."),
+        "bench": ("train", "bench", "Measure time, memory and losses of a config, for several settings."),
     },
     "Judge": {
         "eval": ("judge", "evaluate", "Measure a run on held-out rows, and decide whether it is better."),
@@ -59,7 +59,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
     "Release": {
         "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
         "register": ("release", "register", "Add a run to the registry as a new release."),
-        "releases": ("release", "releases", "List releases, or explain where one comes from."),
+        "releases": ("release", "releases", "List releases, or explain one."),
         "promote": ("release", "promote", "Make a release the champion of its name."),
         "rollback": ("release", "rollback", "Return to the previous champion."),
     },
@@ -74,7 +74,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
         "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
         "runs": ("look", "runs", "List runs, newest first."),
         "show": ("look", "show_run", "Show a run's state, losses and faults, or its log; follow it with -f."),
-        "rm": ("look", "rm", "Delete runs, or files that nothing uses any more."),
+        "rm": ("look", "rm", "Delete runs, or files that are no longer needed."),
     },
 }
 COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}

@@ -94,7 +94,7 @@ def releases(
     retire: Annotated[str | None, Option(metavar="NAME@VERSION", help="Take this champion out of service.")] = None,
     reason: ReasonOption = "",
 ) -> None:
-    """List releases with their aliases and verdicts, or explain where one comes from: run, data, verdict, history."""
+    """List releases with their aliases and verdicts, or explain one: its run, data, verdict and history."""
     if retire is not None and release is not None:
         raise UsageError(
             "--retire takes the release itself, so no other release can be given",
@@ -161,7 +161,9 @@ def promote(
     answer({**document, "frozen": frozen}, kept if frozen else "")
 
 
-def rollback(name: Annotated[str, Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
+def rollback(
+    name: Annotated[str, Argument(metavar="NAME", help="Name of the release.")], reason: ReasonOption = ""
+) -> None:
     """Withdraw the champion and return to the previous one; NAME@candidate withdraws the candidate alone."""
     with closing(open_database()) as database:
         withdrawn = registry.rollback(database, name, by=who(), reason=reason)

@@ -46,11 +46,12 @@ def collect(
     ],
     follow: Annotated[bool, Option("--follow", "-f", help="Keep collecting until stopped.")] = False,
 ) -> None:
-    """Copy interactions into the store, each exactly once. Killing or repeating the command loses and doubles none.
+    """Copy interactions into the store, each exactly once. If the command is killed or repeated, no row is lost or
+    stored twice.
 
     SRC is a JSON Lines file, a folder of them or a quoted glob (through rotation, .gz and .zst too);
-    sqlite:PATH?table=T[&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S;
-    rediss:// for TLS; redis+cluster://HOST:PORT[,HOST:PORT]?stream=S for a Cluster
+    sqlite:PATH?table=T[&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S; rediss:// for TLS;
+    redis+cluster://HOST:PORT[,HOST:PORT]?stream=S for a Cluster
     """
     readers, started = parse_sources(sources), time.time()
     stop, heard = threading.Event(), []
@@ -120,7 +121,7 @@ def check(
     overrides: SetOption = None,
     clean: Annotated[Path | None, Option(help="Write rows that passed to this file, the others next to it.")] = None,
 ) -> None:
-    """Report problems of rows with their places. Exits with 3 if too many are rejected or none is usable."""
+    """Report what is wrong with rows, and where. Exits with 3 if too many are rejected or none is usable."""
     tree: dict[str, Any] = {"model": NO_MODEL, "data": {"path": []}}
     tree = tree if config is None else load_config(config).model_dump(mode="json")
     tree["data"]["path"] = sources or tree["data"]["path"]

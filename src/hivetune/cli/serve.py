@@ -103,7 +103,7 @@ def show_clients(
     ] = None,
     revoke: Annotated[str | None, Option(metavar="NAME", help="Revoke the token of this client.")] = None,
 ) -> None:
-    """List the clients of the gateway, or create or revoke the token of one."""
+    """List the clients of the gateway, or create or revoke a client's token."""
     with closing(open_database()) as database:
         if revoke is not None:
             revoke_client(database, revoke)

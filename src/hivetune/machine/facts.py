@@ -74,7 +74,8 @@ def chip_has(gfx: str, key: str) -> Any:
 
 
 def remedies_of(gfx: str) -> list[Mapping[str, Any]]:
-    """Return the published remedies for faults on a chip: each a `rung`, its `faults` and its `source`."""
+    """Return the published remedies for faults on a chip: each has the recovery change (`rung`), its `faults` and its
+    `source`."""
     remedies = [fact for fact in facts("finding") if "rungs" in fact.fields]
     about = [fact for fact in remedies if any(_fits(each["gfx"], gfx) for each in alternatives(fact.when))]
     return [remedy for fact in about for remedy in fact.fields["rungs"]]

@@ -26,7 +26,7 @@ def check_roles(messages: Messages) -> None:
     A system turn in the middle of a conversation is refused later, if the model's template can't render it.
     """
     if not messages:
-        raise RowRefused("empty-turn", "the list of messages is empty")
+        raise RowRefused("empty-turn", "the list of messages is empty: fill it in or delete the row")
     if len(messages) == 1 and messages[0].role == "assistant":
         return  # plain text
     previous = "start"

@@ -49,7 +49,7 @@ def read_chatgpt(row: Row) -> Conversation | None:
     if not any(one_of(message, "author") for message in messages.values()):
         if "current_node" not in row:
             return None
-        raise RowRefused(NOT_HELD, "the chat has no messages")
+        raise RowRefused(NOT_HELD, "the chat has no messages, so there is nothing to learn")
     parents = {key: one_of(node, "parent") for key, node in nodes.items()}
     found = _chat("chatgpt", messages, parents, str(row.get("current_node")), _chatgpt_turn)
     plain = tuple(
@@ -64,7 +64,7 @@ def read_chatgpt(row: Row) -> Conversation | None:
 def read_claude(row: Row) -> Conversation:
     turns = objects(row["chat_messages"])
     if turns is None:
-        raise RowRefused(NOT_HELD, "the chat has no messages")
+        raise RowRefused(NOT_HELD, "the chat has no messages, so there is nothing to learn")
     by_id = {str(turn.get("uuid")): turn for turn in turns}
     parents = {name: turn.get("parent_message_uuid") for name, turn in by_id.items()}
     leaf = str(row.get("current_leaf_message_uuid"))

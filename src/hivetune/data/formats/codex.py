@@ -151,7 +151,7 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
             yield session.place, RowRefused("earlier-turns-missing", reason)
     elif hidden := next((kind for kind in kinds if kind not in _HELD_ITEMS), None):
         # The answer before it would end in the middle if it were cut there.
-        yield session.place, RowRefused(NOT_HELD, f"{hidden[:40]}: its result is not in the log as the model saw it")
+        yield session.place, RowRefused(NOT_HELD, f"the result of {hidden[:40]} is not in the log as the model saw it")
     else:
         system = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
         facts = {"session_id": session.name, "timestamp": session.time}

@@ -122,7 +122,9 @@ class RedisReader(Reader):
             nodes = [redis.cluster.ClusterNode(place.hostname, place.port or 6379) for place in places]
             return redis.cluster.RedisCluster(url=self._url, startup_nodes=nodes, **options)
         except (ValueError, TypeError) as error:
-            raise UsageError(f"{self._shown}: {error}", hint="redis://[:PASSWORD@]HOST:PORT/DB?stream=NAME") from None
+            raise UsageError(
+                f"{self._shown}: {error}", hint="write it as redis://[:PASSWORD@]HOST:PORT/DB?stream=NAME"
+            ) from None
 
     def _check(self) -> None:
         """Add a note if entries were trimmed from the stream before they were read."""
@@ -145,7 +147,10 @@ class RedisReader(Reader):
     def _explained(self, error: Exception, wrong: Any) -> HivetuneError:
         """Return a lasting error of Redis in plain words."""
         if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError) or str(error).startswith("NOAUTH"):
-            return UsageError(f"{self._shown} refuses the login: {error}", hint="redis://USER:PASSWORD@HOST:PORT/DB")
+            return UsageError(
+                f"{self._shown} refuses the login: {error}",
+                hint="give user and password: redis://USER:PASSWORD@HOST:PORT/DB",
+            )
         if str(error).startswith("WRONGTYPE"):
             return UsageError(f"{self._stream} on {self._shown} is not a stream", hint="writers must use XADD")
         return MachineNotFit(
