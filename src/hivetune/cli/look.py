@@ -69,7 +69,6 @@ def show_run(
 
 
 def _show_state(folder: Path) -> None:
-    """Print the state of a run, or with --json its document."""
     document, choices = to_plain(run_status(folder)), None
     computed: Any = None
     try:

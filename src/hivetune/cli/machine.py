@@ -149,7 +149,6 @@ def _relative_paths(folder: Path, paths: str | list[str]) -> str | list[str]:
 
 
 def _value(value: object) -> str:
-    """Return a value as YAML on one line."""
     # A width that no value reaches: a folded line would lose its indentation in the template.
     text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20)
     return text.removesuffix("...\n").strip()
@@ -212,7 +211,6 @@ def doctor(
 
 
 def _finding_text(finding: Mapping[str, Any]) -> str:
-    """Return a finding with its evidence, its command and its sources."""
     title = f"\n{finding['severity']}: {finding['title']}" + (f" [{finding['about']}]" if finding["about"] else "")
     seen = {"seen here": finding["evidence"], "do": finding["fix"], "sources": finding["source"]}
     return f"{title}\n{finding['explanation']}\n{facts(seen)}"

@@ -116,7 +116,6 @@ def main() -> None:
 
 
 def _fail(error: HivetuneError, name: str) -> NoReturn:
-    """Print the error of a command, and exit."""
     if isinstance(error, Stopped) and name in CONTINUES and not error.hint:
         hint = "finished work is kept; run it again to resume"
         error = Stopped(error.message, signal_number=error.signal_number, hint=hint)

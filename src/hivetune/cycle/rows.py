@@ -174,7 +174,6 @@ def _oldest_first(row: PoolRow) -> tuple[Hashable, ...]:
 
 
 def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
-    """Return a sort key that depends on the row's content only."""
     # Keyed, so that nobody can write rows that are always or never replayed.
     return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
 

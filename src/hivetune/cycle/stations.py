@@ -258,7 +258,6 @@ def ensure_judged(work: Work, run: Run) -> dict[str, Any]:
 
 
 def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
-    """Return a new document of the verdict."""
     label = None if rival is None else rival.label
     with closing(open_database()) as database:
         known = rows.rows_behind(database, rival)

@@ -96,7 +96,6 @@ def _page_request(request: Request, form: Mapping[str, str] | None = None) -> Pa
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form. Raises UsageError, also for a repeated field."""
     # Starlette's own reading needs python-multipart, whose parser had CVE-2024-24762. A form here is urlencoded.
     body = b""
     try:

@@ -108,7 +108,6 @@ def moment(seconds: float) -> Markup:
 
 
 def _ago(seconds: float) -> Markup:
-    """Return a time and its age as HTML."""
     return moment(seconds) + f" ({duration(max(0.0, time.time() - seconds))} ago)"
 
 

@@ -60,7 +60,6 @@ def now_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _rows_of(runs: Found) -> list[tuple[Any, ...]]:
-    """Return the rows of the table of runs."""
     state, rows = Markup('<span class="state {0}">{0}</span>'), []
     for identity, _, each in runs:
         named = (link(f"/runs/{identity}", short_path(each.run)), state.format(each.state))
@@ -165,7 +164,6 @@ def releases_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _release_row(release: Release, forgotten: int) -> tuple[Any, ...]:
-    """Return the cells of a release's row in the table of releases."""
     notes = [f"rolled back: {release.withdrawn}"] if release.withdrawn else []
     notes += ["pruned"] * release.pruned + [f"{forgotten:,} forgotten rows"] * bool(forgotten)
     named = (link(f"/releases/{release.name}/{release.version}", release.label), ", ".join(release.aliases) or "-")

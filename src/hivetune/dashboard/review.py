@@ -224,7 +224,6 @@ def undo_newest(database: sqlite3.Connection, number: int | None = None) -> str:
 
 
 def _write(database: sqlite3.Connection, identity: str, row: Mapping[str, Any], aside: bool, by: str) -> None:
-    """Store a row, and whether it is set aside."""
     # By its content: copies that were collected from elsewhere, or come again, are set aside with it.
     query = "SELECT content_id FROM interactions WHERE id = ?"
     (content,) = database.execute(query, (identity,)).fetchone()

@@ -78,7 +78,6 @@ def plain_row(row: Row) -> Row:
 
 @lru_cache(512)
 def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
-    """Return the plain name of each column; None when all are plain already."""
     plain: list[str] = []
     for name in names:
         new = plain_name(name)

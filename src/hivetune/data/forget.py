@@ -155,7 +155,6 @@ def _find(database: sqlite3.Connection, kind: ForgetKind, value: str) -> dict[st
 
 
 def _find_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) -> dict[str, str]:
-    """Return id -> hash of the bytes of the refused rows."""
     # They could not be read, so they have no columns: each of their words may be a user or a session.
     refused = database.execute("SELECT id, source, raw FROM refused").fetchall()
     by_name, sought = kind in ("user", "session"), _Sought(kind, value)

@@ -64,7 +64,6 @@ def _differences(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> lis
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping flattened: dotted key -> value."""
     # An empty mapping is a value, so that one that was emptied is a difference.
     flat: dict[str, Any] = {}
     for key, value in tree.items():

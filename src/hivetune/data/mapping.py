@@ -195,7 +195,6 @@ def rows_at(record: Any, path: str) -> list[Any]:
 
 
 def _has_column(row: Row, column: str) -> bool:
-    """Return whether a row has a column, with or without a value."""
     above, _, last = column.rpartition(".")
     if column in row or value_of(row, column) is not None:
         return True

@@ -198,7 +198,6 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None =
 
 
 def _prompt(number: int, question: FrozenQuestion, settings: EvalConfig) -> Prompt:
-    """Return a frozen question as a prompt."""
     answer = () if question.reference is None else (Message("assistant", question.reference),)
     names = ("source", "agent", "category", "session", "interaction_id", "tools")
     fields: dict[str, Any] = {name: getattr(question, name) for name in names}

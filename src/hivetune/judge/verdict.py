@@ -198,7 +198,6 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
 
 
 def _loss(evaluation: Evaluation, alpha: float) -> Reading:
-    """Return the reading of nats per trained token, of both sides."""
     # The sum over the tokens of all held-out rows, then one division, as the training's loss has it: a mean of rows
     # would weigh a token of a short answer more.
     columns, n = loss_columns(evaluation), len(evaluation["rows"])
@@ -231,7 +230,6 @@ def _latency(evaluation: Evaluation, _alpha: float) -> Reading:
 
 
 def _alone(key: str, missing: str, estimate: Callable[..., Estimate], evaluation: Evaluation, _alpha: float) -> Reading:
-    """Return the reading of a value of the tuned model alone."""
     found = [(each["tuned"][key], each["group"]) for each in evaluation["answers"] if each["tuned"][key] is not None]
     if not found:
         return Reading(missing=missing)

@@ -177,8 +177,6 @@ def own_engine(program: str, changed_ns: int) -> Engine:
 
 
 class _SocketConnection(http.client.HTTPConnection):
-    """An HTTP connection over a Unix socket."""
-
     def __init__(self, path: Path, timeout_s: float):
         super().__init__("localhost", timeout=timeout_s)
         self._path = path

@@ -171,7 +171,6 @@ class Child:
             return file.read().decode("utf-8", "replace")
 
     def _wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the child to end. Return whether it ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.ended

@@ -91,7 +91,6 @@ def _forget_path(database: sqlite3.Connection, table: Literal["runs", "snapshots
 
 
 def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]:
-    """Yield (what, path, why) for each file or folder that can be deleted."""
     for status in known_runs(database):
         if status.state == "done":
             yield "checkpoints", status.run / FOLDER, f"{status.run.name} is finished"
@@ -115,7 +114,6 @@ def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]
 
 
 def _unused_snapshots(database: sqlite3.Connection) -> list[Path]:
-    """Return the folders of snapshots that no run and no release uses."""
     # `releases NAME@V` and `forget` need the others to tell which rows are in a release.
     used = {release.snapshot for release in registry.releases(database) if not release.pruned}
     runs = database.execute("SELECT path, snapshot FROM runs")  # a run with a damaged file may be restored

@@ -161,7 +161,6 @@ def reclaim(run: Path) -> int:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint folder."""
     # It is renamed first, so that a half-removed one does not look like a damaged one.
     trash = folder.with_name(f".{folder.name}.old.tmp")
     shutil.rmtree(trash, ignore_errors=True)

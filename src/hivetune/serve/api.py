@@ -401,7 +401,6 @@ def _declared(http: HttpRequest, fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def _raw_body(http: HttpRequest) -> bytes:
-    """Return the bytes of a request's body. Raises UsageError, TooLarge."""
     body = bytearray()
     try:
         async for piece in http.stream():

@@ -147,7 +147,6 @@ def _breaking_off() -> Iterator[None]:
 
 
 async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """Yield the lines of an event stream."""
     # httpx's `aiter_lines` also ends one at U+2028 or U+0085, which a model may write.
     rest = b""
     async for chunk in response.aiter_bytes():

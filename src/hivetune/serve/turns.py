@@ -105,7 +105,6 @@ class Turns:
         return started
 
     def _next(self, now_s: float) -> Ticket | None:
-        """Return the next ticket that may start, or None."""
         running = self._running()
         # llama.cpp never computes two adapters in one batch: who holds the turn lets others wait, or overtakes.
         holding = {ticket.key for ticket in running if ticket.holds_turn}
@@ -150,7 +149,6 @@ class Turns:
         return own < share
 
     def _free(self, ticket: Ticket) -> list[_Slot]:
-        """Return the free slots that a ticket may take."""
         # llama.cpp takes the lowest busy slot first: one that overtakes needs a lower one than whom it overtakes, and
         # the lowest of all is never a long prompt's.
         overtaken = [slot.number for slot in self._slots if slot.ticket and slot.ticket.key != ticket.key]

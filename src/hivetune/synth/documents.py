@@ -75,7 +75,6 @@ def documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, Documented]]:
 
 
 def _usage(name: str, node: Documented) -> str:
-    """Return the call as it is written: name(a, b=1)."""
     if isinstance(node, ast.ClassDef):
         return f"class {name}"
     shown = ast.unparse(node.args)

@@ -188,7 +188,6 @@ def with_placeholders(line: Line, *, glued: bool = False) -> str:
 
 
 def _sections(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
-    """Yield (heading or "HEADING: subheading", the lines below it)."""
     heading, title = "", ""
     body: list[Line] = []
     for at, line in enumerate(lines):

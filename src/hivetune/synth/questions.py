@@ -88,7 +88,6 @@ def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -
 
 
 def _of_entry(page: DocPage, entry: DocEntry, action: str, draw: random.Random) -> Iterator[Draft]:
-    """Yield the questions on an option or a setting."""
     told = excerpt(entry.text, draw.choice(LENGTHS)) or excerpt(entry.text)
     # Each name does something else, or pgrep(1) says of pkill and pidwait "(pgrep only.)".
     of_another = (len(entry.names) > 2 and "respectively" in entry.text) or re.search(r"\(\w+ only\b", entry.text)

@@ -80,7 +80,6 @@ def make_rows(
 
 
 def _row(category: str, page: DocPage, draft: Draft, seed: int) -> dict[str, Any]:
-    """Return the row of a draft."""
     turns = (("user", draft.question), ("assistant", draft.answer))
     row: dict[str, Any] = {"messages": [{"role": role, "content": content} for role, content in turns]}
     # The page is the session, so that a split keeps its questions together.

@@ -151,7 +151,6 @@ def _rules(kind: str, **more: Any) -> Iterator[Rule]:
 
 
 def _tokens() -> Iterator[Rule]:
-    """Yield the rules for tokens of a known shape, such as ghp_."""
     places: Sequence[tuple[str, Place, int]] = (("tokens", "marker", 0), ("inside", "anywhere", 1))
     for kind, place, group in places:
         for name, title, keywords, regex in TABLE[kind]:

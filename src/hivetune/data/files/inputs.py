@@ -115,7 +115,6 @@ def _hashed(source: Source, size: int | None = None) -> tuple[Source, str]:
 
 
 def _copied(name: str, path: Path) -> str:
-    """Copy standard input or a pipe, and return the path of the copy."""
     # It can be read only once, and is hashed, understood and read.
     piped = contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")  # noqa: SIM115
     with open(path, "wb") as copy, piped as content:

@@ -242,7 +242,6 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
 
 
 def _names(header: list[str], name: str) -> list[str]:
-    """Return the names of the columns. Raise DataRefused if two are equal."""
     # One without a name is called by its place: pandas writes its index so.
     names = [column.strip() or f"column_{place}" for place, column in enumerate(header, 1)]
     twice = next((column for column in names if names.count(column) > 1), None)
@@ -371,7 +370,6 @@ def _has_no_rows(document: str) -> bool:
 
 
 def _store_rows(source: Source) -> Iterator[RawRow]:
-    """Yield the rows of the store, or those of one of its origins."""
     origins = {part.name: part for part in source.parts}
     with closing(open_to_read(source.path)) as database:
         # Invalid UTF-8, as from a flipped bit, refuses only its row, and not the whole query.

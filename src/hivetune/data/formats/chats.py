@@ -164,7 +164,6 @@ def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
 
 
 def _paragraphs(parts: Iterable[Any]) -> list[Any]:
-    """Return the parts with texts that follow each other as paragraphs of one."""
     joined: list[Any] = []
     for part in parts:
         before = joined[-1] if joined and one_of(joined[-1], "type") == "text" else None

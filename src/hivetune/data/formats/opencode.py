@@ -63,7 +63,6 @@ def _asked(parts: list[dict[str, Any]]) -> list[Any]:
 
 
 def _answered(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return an answer as its texts, its calls and their results."""
     content: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []  # of the calls that were made at once
     for part in parts:

@@ -97,7 +97,6 @@ class RedisReader(Reader):
                 self._client.close()
 
     def _entries(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        """Return the next entries of the stream."""
         if self._client is None:
             self._client = self._connect()
         if time.monotonic() - self._checked_at > CHECK_EVERY_S:

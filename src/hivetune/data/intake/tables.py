@@ -141,7 +141,6 @@ class SqliteReader(Reader):
 
 
 def _decode(text: bytes) -> str | bytes:
-    """Return text that is not UTF-8 as bytes."""
     # An error here would end the query; bytes refuse only their row.
     try:
         return text.decode()

@@ -115,7 +115,6 @@ class Examiner:
         )
 
     def _read(self, raw: RawRow) -> ExaminedRow:
-        """Return the row as an Example, after its checks."""
         forgotten = self._settings.forgotten
         name = raw.source.rpartition(":")[0]
         try:
@@ -149,7 +148,6 @@ class Examiner:
         return row
 
     def _render(self, row: ExaminedRow) -> ExaminedRow:
-        """Return the row with its tokens, if there is a model."""
         example, more, row.worse = self._with_worse(row.example)
         row.notes += more
         changed = [*row.changed, *(reason for reason, _ in row.notes)]

@@ -78,7 +78,6 @@ def judge_rows(database: sqlite3.Connection, use: Sequence[str]) -> dict[str, An
 
 
 def _candidates(database: sqlite3.Connection) -> list[Candidate]:
-    """Return the rows with a bad answer that were not refused or dropped before."""
     candidates = []
     query = "SELECT n, lesson, judged64, worse64, owner64, hash64, fate FROM rows WHERE lesson != 'sft' ORDER BY n"
     for row, lesson, answer, worse, owner, order, own_fate in database.execute(query).fetchall():

@@ -148,7 +148,6 @@ def near_pairs(
 
 
 def _of_band(sketches: BinaryIO, band: int, num_keys: int) -> "array[int]":
-    """Return the key of one band of each row."""
     # Read in blocks: mapped, the file would count as memory of this process, 136 MB of a million rows.
     keys = array("I")
     sketches.seek(0)

@@ -53,7 +53,6 @@ def examined(settings: RowSettings, rows: Iterable[RawRow], *, workers: int) -> 
 
 
 def _batches(rows: Iterable[RawRow]) -> Iterator[Batch]:
-    """Yield the rows in batches that are limited in number and in bytes."""
     batch: list[RawRow] = []
     first = size_bytes = 0
     for raw in rows:

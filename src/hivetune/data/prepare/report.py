@@ -209,7 +209,6 @@ def _frequent_answers(work: Work) -> list[dict[str, Any]]:
 
 
 def _by_split(work: Work, column: str) -> dict[str, dict[str, int]]:
-    """Return the number of usable rows of each value of a column in each split."""
     counts: dict[str, dict[str, int]] = {}
     query = f"SELECT coalesce({column}, ?), fate, count(*) FROM rows WHERE {USABLE} GROUP BY 1, 2 ORDER BY 1, 2"
     for name, split, count in work.all(query, NO_VALUE):
@@ -247,6 +246,5 @@ def _quantile(counts: Mapping[int, int], share: float) -> int:
 
 
 def _extremes(work: Work, order: str) -> list[dict[str, Any]]:
-    """Return the places and lengths of the first usable rows in an order."""
     query = f"SELECT source, length FROM rows WHERE {USABLE} ORDER BY {order}, n LIMIT {SHOWN_EXTREMES}"
     return [{"source": source, "length": length} for source, length in work.all(query)]

@@ -157,7 +157,6 @@ def _sides(
 
 
 def _rows_of(groups: Sequence[int], side: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Return the number of rows of each side."""
     counts = [0] * len(SPLITS)
     for group in groups:
         counts[side[group]] += sizes[group]

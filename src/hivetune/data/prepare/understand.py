@@ -279,7 +279,6 @@ def _formats(rows: Sequence[_Sampled], ignore: Sequence[str], inside: str) -> li
 
 
 def _column(name: str, values: Sequence[Any], ignored: bool) -> dict[str, Any]:
-    """Return the report's entry for a column that was not read."""
     texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
     different = set(texts)
     # Two values, or 1 to 5, look like an outcome. Nothing is decided by it: labels of classes look the same.

@@ -116,7 +116,6 @@ def fill(work: Work, batches: Examinations, progress: Progress, lines: int, *, k
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:
-    """Return the SQL statement that inserts the number of a row and these columns."""
     return f"INSERT INTO {table} (n, {', '.join(columns)}) VALUES (?{', ?' * len(columns)})"
 
 

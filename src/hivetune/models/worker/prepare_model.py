@@ -133,7 +133,6 @@ def _prepare(name: str, target: Path, work: Path, *, offline: bool) -> dict[str,
 
 
 def _take_folder(folder: Path, work: Path, name: str) -> None:
-    """Link the weights and copy the small files of a transformers folder."""
     # CVE-2026-4372: a repository named here is downloaded and imported where the package `kernels` is installed.
     for setting, value in all_settings(_read_object(folder / "config.json", name)):
         if "_implementation" in setting and "/" in str(value):

@@ -45,7 +45,6 @@ def read(document: Mapping[str, Any], recall: Recall) -> Read:
 
 
 def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
-    """Yield each block as a chat turn; neighbouring turns of one role are joined."""
     for message in messages:
         role = message.one_of("role", "user", "assistant", "system")
         if not isinstance(message.peek("content"), list):

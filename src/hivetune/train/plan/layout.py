@@ -223,7 +223,6 @@ def _by_content(documents: Sequence[TrimmedDocument]) -> list[int]:
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
     # By bisection, as slices are compared in C.
     low, high = 0, min(len(a), len(b))
     while low < high:

@@ -346,7 +346,6 @@ def _encode(plan: Plan) -> bytes:
 
 
 def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
-    """Return step_ends, entry_rows and entry_trained."""
     if len(binary) < HEADER.size:
         raise ValueError("it is shorter than its header")
     magic, steps, entries = HEADER.unpack_from(binary)

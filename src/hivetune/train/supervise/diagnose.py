@@ -140,7 +140,6 @@ def _error_lines(evidence: Evidence) -> list[str]:
 
 
 def _matching_line(signs: Sequence[re.Pattern[str]], text: str) -> str:
-    """Return the line of the first match."""
     # An early line is nearer to the cause than what follows from it.
     starts = [match.start() for sign in signs if text and (match := sign.search(text))]
     if not starts:

@@ -154,7 +154,6 @@ def _was_written(write: Callable[[], object]) -> bool:
 
 
 def _has_room(run: Path) -> bool:
-    """Return whether the disk has room for the run to continue."""
     # It is allocated and freed again, because no call reports a quota.
     needed = _reserve_bytes(run)
 
@@ -166,7 +165,6 @@ def _has_room(run: Path) -> bool:
 
 
 def _reserve_bytes(run: Path) -> int:
-    """Return the bytes that the next checkpoint and the adapter need on the disk."""
     sizes = [
         sum(path.stat().st_size for path in checkpoints.folder_of(run, step).iterdir())
         for step in checkpoints.steps(run)

@@ -88,7 +88,6 @@ def weigh(
 
 
 def _sigmoid(x: float) -> float:
-    """Return 1 / (1 + e^-x), without overflow."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 

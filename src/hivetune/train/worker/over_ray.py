@@ -206,7 +206,6 @@ def place_of(folder: Folder) -> Path | None:
 
 
 def _pieces(folder: Path) -> Iterator[tuple[str, int, bytes]]:
-    """Yield the content of all files: relative path, offset, bytes."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with open(path, "rb") as file:
             offset = 0

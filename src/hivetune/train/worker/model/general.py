@@ -322,7 +322,6 @@ def _head_is_plain(module: nn.Module) -> bool:
 
 
 def _recompute_layers(module: nn.Module, count: int) -> None:
-    """Recompute the inner values of the first `count` layers in the backward pass."""
     # Flags of single layers are set, because transformers' own method knows all layers or none.
     for child in [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)][:count]:
         child.gradient_checkpointing = child.training = True

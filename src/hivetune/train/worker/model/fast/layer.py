@@ -252,7 +252,6 @@ def _select(ctx: LayerContext, index: int, x_TD: Tensor, out_TN: Tensor) -> tupl
 
 
 def _rows_of(ctx: LayerContext, out_TN: Tensor) -> Tensor:
-    """Return attention's output at the rows that predict something."""
     rows_R = ctx.batch.rows_R
     assert rows_R is not None
     return torch.index_select(out_TN, 0, rows_R, out=ctx.buffer("out_rows", len(rows_R), out_TN.shape[1]))

@@ -168,7 +168,6 @@ class FastModel:
 
     @torch.no_grad()
     def _compute(self, micro_batches: Iterable[BatchTables], scale: float) -> Tensor:
-        """Compute `backward` of micro-batches."""
         # The host lays the tables of one while a card computes the one before: nothing here waits for the device,
         # copies from it, or has a shape that depends on what it computed.
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)

@@ -114,7 +114,6 @@ def _indices(values: Sequence[int]) -> Tensor:
 
 
 def _angles(frequencies: Frequencies, positions: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines of the rotary angles, each [T, H]."""
     # In fp64: fp32 angles are off by 1e-3 at position 32,000.
     angle_TH = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
     return angle_TH.cos().to(dtype), angle_TH.sin().to(dtype)
