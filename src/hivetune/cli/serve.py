@@ -198,7 +198,7 @@ def _control(word: str, name: str | None) -> None:
         state = f"is paused{'; a running training stops at a checkpoint' if runs else ''}"
     else:
         (folder / NOW).touch()
-        state = f"starts a cycle {'as soon as possible' if runs else 'when it runs'}"
+        state = f"starts a cycle as soon as it has a new row{'' if runs else ' and runs'}"
     still = "" if runs else f"{names[0]} does not run; start it: hivetune cycle CONFIG"
     answer({"name": names[0], "said": word}, f"{names[0]} {state}", still)
 
