@@ -80,9 +80,8 @@ class Checking:
 
 
 def row_checker(checker: Arguments | None, otherwise: Arguments | None) -> Arguments | None:
-    """Return a row's own checker, else the config's, or None. A row's checker that would run code or call a server is
-    ignored.
-    """
+    """Return a row's own checker, else the config's, or None. One of a row that would run code or call a server is
+    ignored."""
     if checker is None:
         return otherwise
     return {"name": checker["name"]} if checker.get("name") in FROM_CONFIG else checker
@@ -292,8 +291,7 @@ exec(compile(tests, "tests", "exec"), space)
 
 
 def python_passes(answer: str, _: Arguments, tests: str, timeout_s: float = TIMEOUT_S) -> bool:
-    """Return whether the answer's code and then `tests` (assertions) run without an error, in a sandbox without
-    network."""
+    """Return whether the answer's code and then `tests` (assertions) run without an error, in a sandbox."""
     # The interpreter outside any virtual environment can be read in the sandbox.
     python = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     command = _sandboxed([str(python), "-I", "-S", "-c", _RUN])

@@ -274,8 +274,7 @@ def _resolved(entry: Any, folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class KnownSetting:
-    """A setting for display: its dotted name, its meaning, and its `default` as YAML, empty if the setting is
-    required."""
+    """A setting for display: its dotted name, its meaning, and its `default` as YAML, empty if it is required."""
 
     key: str
     default: str

@@ -88,8 +88,7 @@ class Accounting:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step of the plan: row numbers of the snapshot, and the number of tokens by which its loss is
-    divided."""
+    """One optimizer step of the plan: row numbers of the snapshot, and the number of tokens that divides its loss."""
 
     rows: tuple[int, ...]
     trained_tokens: int

@@ -152,8 +152,7 @@ def _is_full(error: sqlite3.OperationalError) -> bool:
 
 
 def record_then_delete(note: Callable[[], None], free: Callable[[], _T]) -> _T:
-    """Run `note`, which records a removal durably, and then `free`, which deletes the files. Return the result of
-    `free`."""
+    """Run `note`, which records a removal durably, and then `free`, which deletes the files. Return its result."""
     try:
         note()  # first: a kill between the two leaves unnamed files, never a name without its files
     except (DoesNotFit, OSError) as error:  # a full disk has no room for the record; `free` checks whether it may

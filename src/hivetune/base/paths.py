@@ -66,8 +66,7 @@ def uv_install(options: str) -> str:
 
 
 def install_command(extra: str, python: str | None = None) -> str:
-    """Return the command that installs an optional extra: in a source folder by its name, else its packages one
-    by one."""
+    """Return the command that installs an optional extra: in a source folder by its name, else its packages."""
     if (ROOT / "pyproject.toml").is_file():
         return f"{pip_install(python)} -e {quoted(f'{ROOT}[{extra}]')}"
     needed = [line.partition(";") for line in metadata.requires("hivetune") or ()]

@@ -25,8 +25,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[_T], value: Any) -> _T:
-    """Return an object of the dataclass `kind`, made from what `to_plain` returned; fields with a default may be
-    missing.
+    """Return a dataclass `kind` made from what `to_plain` returned; fields with a default may be missing.
 
     Raise ValueError that names an unknown, missing or wrong field.
     """

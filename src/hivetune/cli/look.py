@@ -141,8 +141,7 @@ def rm(
 ) -> None:
     """Delete runs with their checkpoints and adapters; releases registered from them are kept.
 
-    With --unused, delete files that are no longer needed instead. The command lists what it would delete, and asks
-    first.
+    With --unused, delete files that are no longer needed instead. The command lists what it would delete, and asks.
     """
     if bool(runs) == unused:
         raise UsageError("no run to delete is given", hint="give runs, or --unused alone")

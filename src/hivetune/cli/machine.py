@@ -179,8 +179,7 @@ def doctor(
 ) -> None:
     """Check this machine and report what is wrong, with the command that fixes it.
 
-    A self-test of a few seconds computes on each device. Nothing is changed or stored. The report names no user or
-    host.
+    A self-test of a few seconds computes on each device. Nothing is changed or stored. No user or host is named.
     """
     dtype = "auto" if config is None else load_config(config, []).dtype
     found = look()

@@ -181,8 +181,7 @@ class Note(str):
 def answer(document: Any, *blocks: str | Table, error: HivetuneError | None = None) -> None:
     """Print the result of a command: its document under `--json`, else the blocks, one below the other.
 
-    With an error, the document contains it too, so that there is a single document, and the command exits with its
-    code.
+    With an error, the document contains it too, so that there is a single document. The command exits with its code.
     """
     present(*blocks)
     if error is not None:
@@ -353,8 +352,7 @@ FREE_SPACE = "free some space, then run the same command again"
 
 
 def explain(error: Exception) -> HivetuneError:
-    """Return an exception as a HivetuneError with a message and a hint; the traceback of an unknown one is written to a
-    file."""
+    """Return an exception as a HivetuneError with message and hint; the traceback of an unknown one goes to a file."""
     from sqlite3 import DatabaseError
 
     from hivetune.base.disk import FULL_DISK, home

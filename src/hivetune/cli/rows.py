@@ -46,8 +46,7 @@ def collect(
     ],
     follow: Annotated[bool, Option("--follow", "-f", help="Keep collecting until stopped.")] = False,
 ) -> None:
-    """Copy interactions into the store, each exactly once. If the command is killed or repeated, no row is lost or
-    stored twice.
+    """Copy interactions into the store, each exactly once, even if the command is killed or repeated.
 
     SRC is a JSON Lines file, a folder of them or a quoted glob (through rotation, .gz and .zst too);
     sqlite:PATH?table=T[&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S; rediss:// for TLS;
@@ -156,7 +155,7 @@ def check(
 
 
 def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
-    """Yield the report as tables: counts, formats of the files, columns that were not read, figures, and the first
+    """Yield the report as tables: counts, formats of files, columns that were not read, figures, and the first
     places."""
     counts = [("rows in", document["rows_in"], "")]
     counts += [(split, count, "usable") for split, count in document["splits"].items()]

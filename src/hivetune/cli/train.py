@@ -299,8 +299,7 @@ def _measured(config: RunConfig, name: str) -> dict[str, Any]:
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """Return mean and standard deviation of each figure; the mean is None without a value, the deviation with fewer
-    than two."""
+    """Return mean and standard deviation of each figure; None without a value, or for the deviation of a single one."""
     figures = {}
     for key in FIGURES.split():
         values = [run[key] for run in runs if run.get(key) is not None]

@@ -323,9 +323,7 @@ class Loop:
                 self.say(f"a notice was not sent: {problem}")
 
     def _report(self, topic: str, text: str) -> None:
-        """Write a problem to the journal once, until its text changes. An empty text means that the problem has
-        ended.
-        """
+        """Write a problem to the journal once, until its text changes. An empty text means that it has ended."""
         if self._is_news(topic, text) and text:
             self.say(text)
             with suppress(OSError):  # a full disk is told by the station that needs it

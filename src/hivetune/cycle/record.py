@@ -33,9 +33,8 @@ CycleEnd = Literal["promoted", "refused", "ready", "failed", "given_up", "rolled
 
 @dataclass(frozen=True)
 class Domain:
-    """A domain of the name `of`. `by`: "agent" or "category". `shares`: the number of domains that share the error
-    level.
-    """
+    """A domain of the name `of`. `by`: "agent" or "category". `shares`: number of domains that share the error
+    level."""
 
     of: str
     by: str
@@ -143,9 +142,8 @@ def fail_station(
 def end_cycle(
     database: sqlite3.Connection, cycle: CycleRow, end: CycleEnd, reason: str, now: float, trained: Collection[str] = ()
 ) -> None:
-    """Close a cycle. `trained`: ids of the rows that it or its champion trained on or held out, which are no longer
-    new.
-    """
+    """Close a cycle. `trained`: ids of the rows that it or its champion trained on or held out, which are not new any
+    more."""
     # With its end, in one transaction: rows of a cycle that a kill left open are still new.
     with transaction(database):
         rows = ((cycle.name, identity) for identity in trained)
@@ -181,9 +179,7 @@ def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
 
 
 def measured_document(path: Path) -> dict[str, Any]:
-    """Return the JSON document that a station wrote; {} if it is missing or damaged, since the station can write it
-    again.
-    """
+    """Return the JSON document that a station wrote; {} if it is missing or damaged, and will be written again."""
     try:
         return read_document(path)
     except UsageError:

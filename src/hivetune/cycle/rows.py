@@ -200,9 +200,8 @@ def planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, s
 
 
 def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
-    """Return the cycle's id, 12 hex digits: a hash of the rows to choose from, the settings, the base model and the
-    champion.
-    """
+    """Return the cycle's id, 12 hex digits: a hash of the rows to choose from, the settings, the base and the
+    champion."""
     # By content: a base that was downloaded again is the same.
     model = folder_for(config.model, config.template) / MANIFEST
     parts = {

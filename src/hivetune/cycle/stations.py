@@ -131,8 +131,7 @@ def run_cycle(work: Work) -> Ended:
 
 
 def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
-    """Close the cycle and return the reason. If the gate refused the candidate, the reason lists the new rows by
-    source."""
+    """Close the cycle and return the reason, which lists the new rows by source if the gate refused the candidate."""
     trained = [] if end in ("failed", "given_up") else rows.rows_of(cycle)
     with closing(open_database()) as database:
         # The champion of the time when the cycle was opened, whatever was promoted since.

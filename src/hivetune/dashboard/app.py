@@ -56,9 +56,7 @@ def dashboard_addition() -> Addition:
     watcher, thread = Watcher(), ThreadPoolExecutor(1, "dashboard")
 
     async def drawn(make: Callable[[], _T]) -> _T:
-        """Return the result of `make`, called in the one thread that makes all pages, so that training has
-        precedence.
-        """
+        """Return the result of `make`, called in the one thread that makes all pages, since training has precedence."""
         return await asyncio.get_running_loop().run_in_executor(thread, make)
 
     async def answered(make: MakePage, request: Request) -> Response:
@@ -66,9 +64,7 @@ def dashboard_addition() -> Addition:
         return HTMLResponse(await drawn(lambda: whole(make(watcher, asked), asked)))
 
     async def reviewed(request: Request) -> Response:
-        """Perform an action on a stored row. The response to a script is the changed row; to a browser without one, the
-        whole page.
-        """
+        """Perform an action on a stored row. Respond with the changed row to a script, else with the whole page."""
         form = await _checked_form(request)
         row = await drawn(partial(act_on_row, form))
         if request.headers.get("accept") == "application/json":

@@ -29,9 +29,8 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Working:
-    """A process that measures or exports a run. `doing`: "eval", "export" or "export-check". `begun`: in seconds since
-    1970.
-    """
+    """A process that measures or exports a run. `doing`: "eval", "export" or "export-check". `begun`: seconds since
+    1970."""
 
     doing: str
     run: str
@@ -80,9 +79,8 @@ class Overview:
 
 
 def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
-    """Return the overview of this home; a missing home gives an empty one. `statuses`: the status of every run, if the
-    caller has it.
-    """
+    """Return the overview of this home; empty for a missing home. `statuses`: the status of every run, if it is
+    known."""
     runs = sorted(known_runs() if statuses is None else statuses, key=lambda status: status.created, reverse=True)
     with open_existing_database() as database:
         registered = releases(database)

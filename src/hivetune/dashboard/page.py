@@ -39,9 +39,8 @@ STATIC = {
 
 @dataclass(frozen=True)
 class PageRequest:
-    """A request for a page. `path` begins after /dashboard. `named`: the parameters in the path. `form`: posted fields;
-    None for GET.
-    """
+    """A request for a page. `path` begins after /dashboard. `named`: parameters in the path. `form`: fields, None for
+    GET."""
 
     path: str
     named: Mapping[str, str] = field(default_factory=dict)

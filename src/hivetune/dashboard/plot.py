@@ -74,9 +74,8 @@ def plot(
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """Return at most MAX_TICKS + 1 round numbers from `low` to `high`, with steps of 1, 2, 2.5 or 5 times a power of
-    ten.
-    """
+    """Return at most MAX_TICKS + 1 round numbers from `low` to `high`, in steps of 1, 2, 2.5 or 5 times a power
+    of ten."""
     if not high > low:
         return [low]
     rough = (high - low) / MAX_TICKS

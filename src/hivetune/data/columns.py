@@ -169,8 +169,8 @@ def as_success(value: Any) -> bool | None:
 
 
 def as_feedback(value: Any) -> float | None:
-    """Return a rating as a number: numbers unchanged; true, false, thumbs and words such as "up" as 1 or -1; None for
-    others."""
+    """Return a rating as a number: numbers unchanged; true, false, thumbs and words such as "up" as 1 or -1;
+    else None."""
     if isinstance(value, bool):
         return 1.0 if value else -1.0
     thumb = _THUMBS.get(value.strip().lower()) if isinstance(value, str) else None

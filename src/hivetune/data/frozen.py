@@ -59,8 +59,7 @@ def frozen_folder(name: str) -> Path:
 
 
 def freeze(name: str, questions: Iterable[FrozenQuestion]) -> int:
-    """Store past wins of the releases NAME and return how many of them are new. Raises OSError, UsageError for a
-    damaged home."""
+    """Store past wins of the releases NAME; return how many are new. Raises OSError, UsageError for a damaged home."""
     # Each is a file of its own, written atomically and never changed: a killed process leaves a complete set.
     folder, new = frozen_folder(name), 0
     make_folder(folder.parent)

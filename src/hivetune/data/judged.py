@@ -23,8 +23,7 @@ MAX_COMPARED_WORDS = 2000
 
 
 class TwoAnswers(NamedTuple):
-    """The conversation that ends with the better answer, the worse answer, and the kind of row: preference or
-    correction."""
+    """The conversation with the better answer, the worse answer, and the kind of row: preference or correction."""
 
     conversation: Conversation
     worse: Message

@@ -126,9 +126,7 @@ def maps_content(columns: Mapping[str, str]) -> bool:
 
 
 def columns_read(row: Row, columns: Mapping[str, str]) -> set[str]:
-    """Return the columns of a row that a mapping reads, and the columns that are read under their own names
-    beside it.
-    """
+    """Return the columns of a row that a mapping reads, and those that are read under their own names beside it."""
     named = [part for parts in _sides(tuple(columns.items())).values() for part in parts]
     named += [where_of(columns[WHERE])[0]] if WHERE in columns else []
     kept = _kept_beside(tuple(columns)) if maps_content(columns) else ()

@@ -127,9 +127,7 @@ def refuse_session_line(row: Row) -> None:
 
 
 def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ExaminedRow:
-    """Return one row, by its format. `pairs`: a better and a worse answer are read too. Raise RowRefused with the
-    reason.
-    """
+    """Return one row, by its format. `pairs`: a better and a worse answer are read too. Raise RowRefused."""
     if raw.problem is not None:
         raise raw.problem
     text = row_text(raw.payload)
@@ -239,8 +237,7 @@ def _example(raw: RawRow, row: Row, conversation: Conversation, columns: Mapping
 
 
 def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()) -> str:
-    """Return a hash (32 hex digits) of everything in a row that is trained on or read as context: rows with equal ids
-    are equal.
+    """Return a hash (32 hex digits) of everything in a row that is trained on or read as context.
 
     Raise RowRefused("bad-characters") for lone surrogates, which UTF-8 can't encode.
     """

@@ -11,9 +11,8 @@ Severity = Literal["reject", "set_aside", "warn"]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason. `reject`: the row is broken. `set_aside`: intact, but left out by a setting. `warn`: used after a
-    change.
-    """
+    """A reason. `reject`: the row is broken. `set_aside`: intact, but left out by a setting. `warn`: used, but
+    changed."""
 
     severity: Severity
     meaning: str

@@ -65,8 +65,7 @@ def train_on(device: str, timeout_s: float = FREE_TIMEOUT_S) -> int:
 
 
 def serve_on(device: str) -> int:
-    """Return the descriptor of the lock that a process holds while it serves with the card. Raise Busy if a run trains
-    on it."""
+    """Return the descriptor of the lock to hold while serving with the card. Raise Busy if a run trains on it."""
     lock = _hold(device, "serving")
     if training_on(device):
         os.close(lock)

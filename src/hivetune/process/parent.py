@@ -90,7 +90,7 @@ class Child:
     _looked: float = field(default_factory=time.monotonic)
 
     def wait_beats(self, timeout_s: float = _POLL_S) -> list[Beat]:
-        """Return the heartbeats of the child within `timeout_s` seconds; at once if there are some, or if the child has
+        """Return the heartbeats of the child within `timeout_s` seconds, or at once if there are some or it has
         ended."""
         watch = select.poll()
         watch.register(self.pipe, select.POLLIN)
@@ -135,7 +135,7 @@ class Child:
         return self._wait(_REAP_S)
 
     def end_hung(self) -> Outcome:
-        """Log the stacks of all threads and send SIGKILL; a hung child can't save, but its last checkpoint is on the
+        """Log the stacks of all threads and send SIGKILL; a hung child can't save, but its checkpoint is on the
         disk."""
         if not self.ended:
             self.process.send_signal(signal.SIGUSR1)  # also written by one that holds the GIL, but not while stopped

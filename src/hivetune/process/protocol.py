@@ -71,8 +71,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Item:
-    """Rows whose loss and gradient are computed together in a replay. `padded`: add untrained tokens, which change all
-    shapes."""
+    """Rows whose loss and gradient are computed together in a replay. `padded`: untrained tokens change all shapes."""
 
     rows: tuple[int, ...]
     padded: bool = False
@@ -122,8 +121,8 @@ class Passage:
 
 @dataclass(frozen=True)
 class ScorePassages:
-    """At each position, compute the log-probabilities of the actual token and of the `top` most likely tokens, with and
-    without `adapter`."""
+    """At each position, compute the log-probabilities of the actual and the `top` most likely tokens, with and without
+    `adapter`."""
 
     model: Path
     adapter: Path | None
@@ -174,8 +173,7 @@ def write_task(task: object, folder: Path, *, memory_limit_bytes: int | None = N
 
 
 def task_in(document: Mapping[str, Any], *kinds: type) -> Any:
-    """Return the task in a `task.json`. Raise ValueError if its kind is not one of `kinds`, or if a field does
-    not fit."""
+    """Return the task in a `task.json`. Raise ValueError if its kind is not one of `kinds`, or a field does not fit."""
     kind = next((kind for kind in kinds if kind.__name__ == document["kind"]), None)
     if kind is None:
         raise ValueError(f"a task {document['kind']}, not {' or '.join(kind.__name__ for kind in kinds)}")

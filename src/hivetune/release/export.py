@@ -54,9 +54,8 @@ LOADED_BY: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """An export. `path`: the file for GGUF, else the folder. `made`: True if it was written now, False if it was there
-    before.
-    """
+    """An export. `path`: the file for GGUF, else the folder. `made`: True if it was written now, False if it
+    existed."""
 
     to: str
     path: Path

@@ -62,9 +62,7 @@ def find_quant(name: str) -> str:
 
 
 def find_converter() -> Path:
-    """Return the folder of the fetched converter. Raises MachineNotFit if none was fetched or its files have
-    changed.
-    """
+    """Return the folder of the fetched converter. Raises MachineNotFit if none was fetched, or if its files changed."""
     folder = _converter_folder()
     problems = problems_since_last_read(folder) if folder.is_dir() else ["it is not installed"]
     if problems:

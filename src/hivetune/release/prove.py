@@ -84,8 +84,7 @@ _ACTUAL = -1
 
 
 def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> list[Passage]:
-    """Return passages from some rows, held-out rows first: the first tokens of the last answer, and the token that ends
-    it.
+    """Return passages from some rows, held-out rows first: the first tokens of the last answer, and its end token.
 
     Rows longer than `context_tokens`, the context of the export, are left out. Raises DataRefused if every row is
     longer than that or than `MAX_PASSAGE_TOKENS`.
@@ -199,9 +198,7 @@ def check_prompts(backend: Backend, model: Path, snapshot: Snapshot) -> int:
 
 
 def compare_prompts(backend: Backend, renderer: Renderer, examples: Sequence[Example]) -> list[str]:
-    """Return a description of each conversation whose prompt differs. Raises RenderError for one that can't be
-    rendered.
-    """
+    """Return a description of each conversation whose prompt differs. Raises RenderError."""
     differences = []
     for example in examples:
         answers = [i for i, message in enumerate(example.messages) if message.role == "assistant"]
@@ -222,8 +219,7 @@ def compare_prompts(backend: Backend, renderer: Renderer, examples: Sequence[Exa
 def score_passages(
     backend: Backend, passages: Sequence[Passage], *, slots: int = 1, adapter: int | None = None
 ) -> tuple[list[list[Any]], int]:
-    """Return the scores at each position of each passage, and the number of passages at whose end the server ended the
-    answer.
+    """Return the scores at each position of each passage, and the number of passages whose end ended the answer.
 
     `slots`: number of slots of the server. `adapter`: the adapter that is applied, None for the base alone. Raises
     HivetuneError if the server is gone or reports no scores.

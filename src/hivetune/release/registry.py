@@ -225,9 +225,7 @@ def snapshot_folder(database: sqlite3.Connection, snapshot: str) -> Path | None:
 
 
 def gguf_adapter(release: Release) -> Path:
-    """Return the release's adapter as a GGUF file. Raises UsageError if it has none, with the reason if that is
-    known.
-    """
+    """Return the release's adapter as a GGUF file. Raises UsageError if it has none, with the reason if known."""
     found = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
     if found:
         return found[0]
@@ -239,9 +237,8 @@ def gguf_adapter(release: Release) -> Path:
 
 
 def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
-    """Return origin and evidence of a release, as `hivetune releases NAME@VERSION` shows them. Raises UsageError,
-    HivetuneError.
-    """
+    """Return origin and evidence of a release, as `releases NAME@VERSION` shows them. Raises UsageError,
+    HivetuneError."""
     release = find(database, reference)
     stored = ("created", "run", "model", "model_sha256", "adapter_sha256", "pruned")
     document: dict[str, Any] = {

@@ -136,8 +136,8 @@ def distrust_after(run: Path, step: int) -> list[int]:
 
 
 def retain(run: Path, *, keep: int = KEEP_NEWEST) -> list[int]:
-    """Delete all checkpoints except the newest `keep` and the best ones that these refer to; return the steps of the
-    deleted ones."""
+    """Delete all checkpoints except the newest `keep` and the best ones that these refer to; return the deleted
+    steps."""
     # Only sizes are checked, since this runs after each save: a folder without all its bytes does not count. The best
     # ones of all `keep` stay, because the newest one may turn out to be damaged.
     kept = [step for step in steps(run) if _looks_whole(folder_of(run, step))][-keep:]

@@ -117,9 +117,7 @@ def has_adapter(folder: Path) -> bool:
 
 
 def adapter_problems(folder: Path) -> list[str]:
-    """Return the differences between the adapter's files and the folder's manifest; an empty list without a
-    manifest.
-    """
+    """Return the differences between the adapter's files and the folder's manifest; an empty list without one."""
     return problems_of_files(folder, (ADAPTER, ADAPTER_CONFIG))
 
 

@@ -224,8 +224,8 @@ def quarantined(run: Path) -> int:
 
 
 def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
-    """Return the newest training loss, validation loss (nats per token) and tokens per second; each is None before its
-    first measurement."""
+    """Return the newest training loss, validation loss (nats per token) and tokens per second; None if not yet
+    measured."""
     tally = RunTally()
     for entry in read_tail(run / METRICS):
         tally.add(entry)

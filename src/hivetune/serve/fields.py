@@ -261,8 +261,7 @@ def checked_fields(fields: Api, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ignored_fields(sent: Mapping[str, Any], template: str) -> list[str]:
-    """Return the names of the sent fields that have no effect with this model. `template`: the model's chat
-    template."""
+    """Return the names of the sent fields that have no effect with this model. `template`: its chat template."""
     ignored = [key for key in HINTS if sent.get(key) not in (None, False, "auto", "default")]
     if "metadata" in sent and not sent["metadata"].keys() & _USED_METADATA:
         ignored.append("metadata")

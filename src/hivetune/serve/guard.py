@@ -59,9 +59,7 @@ class Client(NamedTuple):
 
 
 def make_client(database: sqlite3.Connection, name: str) -> str:
-    """Create a client and return its token, which is stored only as a hash. Raises UsageError for a name that
-    is taken.
-    """
+    """Create a client and return its token, which is stored only as a hash. Raises UsageError for a taken name."""
     if not name or not name.isprintable():
         raise UsageError(f"{name!r} can't be the name of a client", hint="use printable characters")
     token = f"hive-{secrets.token_urlsafe(32)}"
@@ -184,9 +182,7 @@ class Guard:
 
 
 def token_of(headers: Mapping[str, str], cookie_name: str) -> str:
-    """Return the token in the Authorization header, in Anthropic's x-api-key or in the login cookie; "" if there is
-    none.
-    """
+    """Return the token in the Authorization header, in Anthropic's x-api-key or in the login cookie, or ""."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip()

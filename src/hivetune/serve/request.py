@@ -146,9 +146,7 @@ class Request:
 
     @property
     def scores(self) -> dict[str, Any]:
-        """Return the fields that request the log-probability of each token, for the capture; {} if the client requested
-        them itself.
-        """
+        """Return the fields that request the log-probability of each token; {} if the client requested it itself."""
         fields = self.fields
         asks = "logprobs" in fields or "top_logprobs" in fields
         # llama.cpp refuses them for a stream with tools, and tells none with `top_logprobs: 0`.
@@ -163,7 +161,7 @@ class Request:
 
 
 class Writer:
-    """The writer of an answer in OpenAI's own form, which the model server uses too; only the names of models are
+    """The writer of an answer in OpenAI's own form, as the model server writes it; only names of models are
     replaced."""
 
     def __init__(self, request: Request):
@@ -175,8 +173,8 @@ class Writer:
         return {**document, "id": request.id, "model": request.label, "system_fingerprint": request.label}
 
     def event(self, piece: Mapping[str, Any], grown: Sequence[tuple[Block, str]]) -> bytes:
-        """Return the events of a piece of a stream as bytes. `grown`: the blocks that the piece extends, with the text
-        added to each."""
+        """Return the events of a piece of a stream as bytes. `grown`: the blocks that it extends, with the
+        added text."""
         return data(self.whole(piece))
 
     def end(self) -> bytes:

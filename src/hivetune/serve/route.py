@@ -90,8 +90,7 @@ class Wanted:
 
 
 def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
-    """Return the releases that should be served, read from the registry: of `names` and their domains, or of every name
-    with a champion.
+    """Return the releases that should be served, by the registry: of `names` and their domains, or of all names.
 
     A release that is damaged, has no GGUF adapter or has another base than the first name's champion is left out and
     listed in `refused`. Raises UsageError for a version, and for a name that is not registered.

@@ -105,9 +105,7 @@ def run_gateway(
 
 
 def make_server(app: ASGIApp, shutdown_s: int) -> uvicorn.Server:
-    """Return a server that sends no Server header and logs no requests. `shutdown_s`: seconds for its last answers at
-    the end.
-    """
+    """Return a server that sends no Server header and logs no requests. `shutdown_s`: seconds for its last answers."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -126,9 +124,7 @@ def make_server(app: ASGIApp, shutdown_s: int) -> uvicorn.Server:
 def guarded(
     gateway: Gateway, settings: GatewaySettings, port: int, add: Callable[[], Addition] | None = None
 ) -> ASGIApp:
-    """Return the gateway behind the guard, with its page and, unless other machines can reach it, the routes of
-    `add`.
-    """
+    """Return the gateway behind the guard, with its page and, unless other machines can reach it, `add`'s routes."""
     app = gateway.app()
     additions = [add()] if add is not None and is_loopback(settings.host) else []
     app.router.routes += [*page_routes(), *(route for added in additions for route in added.routes)]
@@ -186,9 +182,7 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
 
 
 class Registry:
-    """The releases to serve and to watch, read again after each change of hive.db, and at least every
-    `READ_AGAIN_S`.
-    """
+    """The releases to serve and to watch, read again after each change of hive.db and every `READ_AGAIN_S`."""
 
     def __init__(self, settings: GatewaySettings, watch: Watch):
         self._settings, self._watch = settings, watch
@@ -231,9 +225,7 @@ def _roll_back(label: str, reason: str) -> None:
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises Busy if the port is taken, UsageError if the address is not one of this
-    machine.
-    """
+    """Return a listening socket. Raises Busy if the port is taken, UsageError for an address of another machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named: asyncio turns Nagle's delay off only then, and without, small answers took 40 ms more.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

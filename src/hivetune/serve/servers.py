@@ -38,9 +38,7 @@ READY_TIMEOUT_S = 120.0
 
 
 class BackendRetired(Exception):
-    """The model server was replaced or died before the request started, so that another server has to take the
-    request.
-    """
+    """The model server was replaced or died before the request started; another server has to take the request."""
 
 
 @dataclass(eq=False)
@@ -205,9 +203,8 @@ class Keeper:
         return self.wanted.deployment is not None and self.live is not None and self.live.answers
 
     async def server(self) -> LiveBackend:
-        """Return the model server. Raises MachineNotFit if it is not ready after `READY_TIMEOUT_S`, and at once if none
-        is there.
-        """
+        """Return the model server. Raises MachineNotFit if there is none, or if it is not ready after
+        `READY_TIMEOUT_S`."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             live = self.live

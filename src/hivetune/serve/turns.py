@@ -95,8 +95,8 @@ class Turns:
             self._waiting.remove(ticket)
 
     def start(self, now_s: float) -> list[Ticket]:
-        """Return the tickets that start now, each with its slot. It must be called after every arrival and every end of
-        a request."""
+        """Return the tickets that start now, each with its slot. Call it after every arrival and every end of a
+        request."""
         started: list[Ticket] = []
         while (ticket := self._next(now_s)) is not None:
             self._waiting.remove(ticket)

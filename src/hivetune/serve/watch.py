@@ -33,8 +33,7 @@ WATCH_HOURS = 24.0
 
 @dataclass
 class Counts:
-    """Numbers of answers, of failed answers and of complaints. A complaint counts as one more judgement of its
-    answer."""
+    """Numbers of answers, of failed answers and of complaints. A complaint is one more judgement of its answer."""
 
     answers: int = 0
     errors: int = 0

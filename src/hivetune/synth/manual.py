@@ -93,8 +93,7 @@ def help_page(command: str, text: str, path: Path) -> DocPage:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of rendered text. `italic` has an "i" at the position of each italic letter; it is empty if there are
-    none."""
+    """A line of rendered text. `italic` has an "i" at the position of each italic letter, or is empty."""
 
     text: str
     italic: str = ""

@@ -64,8 +64,7 @@ def sentences(text: str) -> list[str]:
 
 
 def excerpt(text: str, longest: int = MAX_TOLD_CHARS) -> str:
-    """Return as many of the first sentences as fit into `longest` characters and can be understood alone; "" if there
-    are none."""
+    """Return as many first sentences as fit into `longest` characters and can be understood alone, or ""."""
     if _POINTING.match(text.lstrip()):
         return ""
     text_so_far = ""
@@ -90,8 +89,7 @@ def capital(text: str) -> str:
 
 
 def action_phrase(text: str) -> str:
-    """Return a description as an imperative without a full stop, such as `show only the unit states`; "" if it does not
-    begin with a verb."""
+    """Return a description as an imperative, such as `show only the unit states`; "" if it begins with no verb."""
     first = next(iter(sentences(text)), "")
     first = _SEE.sub("", _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip())
     if len(first) > MAX_DEED_CHARS or len(first) < MIN_SENTENCE_CHARS or _DANGLING.search(first) or not balanced(first):

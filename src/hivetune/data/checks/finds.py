@@ -96,8 +96,7 @@ def looks_random(value: str) -> bool:
 
 
 def looks_chosen(value: str) -> bool:
-    """Return whether a person may have chosen the value as a password: letters with digits or signs, or at least six
-    digits."""
+    """Return whether a person may have chosen the value as a password: letters with digits or signs, or six digits."""
     if is_placeholder(value) or has_code_signs(value):
         return False
     digits, letters = sum(c.isdigit() for c in value), sum(c.isalpha() for c in value)
@@ -110,8 +109,7 @@ def looks_chosen(value: str) -> bool:
 
 
 def is_token(text: str, start: int, end: int) -> bool:
-    """Return whether the match is a real token: no placeholder such as `sk-xxxx`, and no identifier made of plain
-    words."""
+    """Return whether the match is a real token: no placeholder such as `sk-xxxx`, no identifier of plain words."""
     value = text[start:end]
     if len(set(value[4:].lower())) <= 3 or any(part in value.lower() for part in WORDS["no_key"]):
         return False

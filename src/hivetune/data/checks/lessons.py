@@ -24,8 +24,8 @@ SALT = b"hivetune split 1"
 
 
 class Lesson(NamedTuple):
-    """The word triples of a row in lower case, in three sets: system prompts and tools, other untrained text, trained
-    text."""
+    """The word triples of a row in lower case, as three sets: of system prompts and tools, other untrained text,
+    trained text."""
 
     context: Sequence[Triple]
     question: Sequence[Triple]
@@ -46,8 +46,7 @@ def lesson_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = 
 
 
 def packed_lesson(lesson: Lesson) -> bytes:
-    """Return a lesson as bytes, with each triple as a hash; `unpacked_lesson` reads it with the same Python and hash
-    seed."""
+    """Return a lesson as bytes, with each triple as a hash, for `unpacked_lesson` of the same Python and hash seed."""
     # Two texts of 80 words are compared in 18 us by hashes, in 73 us by tuples of words.
     hashes = [array("q", map(hash, triples)).tobytes() for triples in (lesson.context, lesson.question, lesson.learned)]
     parts: Any = (*hashes, lesson.calls, lesson.numbers)

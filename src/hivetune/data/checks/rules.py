@@ -20,8 +20,7 @@ MAX_CHARS = 1_000_000  # about 250,000 tokens, the window of the longest usual m
 
 
 def check_roles(messages: Messages) -> None:
-    """Check that user and assistant alternate, that tool results follow a call, and that the last turn is not a system
-    turn.
+    """Check that user and assistant alternate, that tool results follow a call, and that no system turn is the last.
 
     A system turn in the middle of a conversation is refused later, if the model's template can't render it.
     """

@@ -51,8 +51,7 @@ def matching_files(pattern: str) -> Iterator[str]:
 
 
 def name_problem(path: str) -> tuple[str, str] | None:
-    """Return the reason why a file name can't be stored in a database, YAML and JSON, with a hint; None if it can be
-    stored."""
+    """Return why a file name can't be stored in a database, YAML and JSON, with a hint; None if it can be."""
     # Python gives the bytes of a name that its locale can't decode as lone surrogates.
     if path.encode("utf-8", "replace").decode() == path:
         return None
@@ -78,9 +77,7 @@ def is_pipe(path: str) -> bool:
 
 
 def find_sources(paths: str | Sequence[str]) -> list[str]:
-    """Return the file names, "-" and "store", each once; the files of folders and globs are sorted. Raise
-    UsageError.
-    """
+    """Return the file names, "-" and "store", each once; files of folders and globs are sorted. Raise UsageError."""
     # A file that two patterns name would be learned twice.
     found: dict[str, str] = {}  # real path -> name
     for path in map(os.path.expanduser, [paths] if isinstance(paths, str) else paths):  # YAML does not expand `~`

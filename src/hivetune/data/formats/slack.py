@@ -77,8 +77,7 @@ def rows(lines: Lines, names: Mapping[str, str] | None = None) -> Iterator[Place
 
 
 def plain_text(text: str, names: Mapping[str, str]) -> str:
-    """Return a message without Slack's markup: names instead of ids, the text of links, and characters instead of
-    entities."""
+    """Return a message without Slack's markup: names instead of ids, text of links, characters instead of entities."""
 
     def words(match: re.Match[str]) -> str:
         what, label = match[1], match[2]

@@ -147,8 +147,8 @@ def load_forgotten(database: sqlite3.Connection) -> frozenset[tuple[str, str]]:
 
 
 def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] = (), **values: str | None) -> bool:
-    """Return whether a person forgot one of `sources` (for path#table also the file), or one of the `values`, given by
-    kind."""
+    """Return whether one of `sources` (for path#table also the file), or of the `values`, given by kind, was
+    forgotten."""
     if not forgotten:
         return False
     names = {name for source in sources for name in (source, source.partition("#")[0])}

@@ -54,8 +54,7 @@ class Format(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Records that contain rows. `rows` yields these, and nothing for a record of another format. `needs`: as in
-    Format."""
+    """Records that contain rows. `rows` yields these, nothing for a record of another format. `needs`: as in Format."""
 
     name: str
     rows: Callable[[Row], Iterable[Row]]

@@ -138,7 +138,7 @@ class Threads:
         self._database.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?)", values)
 
     def rows(self, name: str) -> Iterator[PlacedRow]:
-        """Yield the record of each conversation, in the order in which they begin. Turns without a thread's name are
+        """Yield the record of each conversation, in the order of their beginnings. Turns without a thread are
         left out."""
         query = (
             "SELECT thread, place, position, turn, facts,"

@@ -400,9 +400,7 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
 
 
 def is_item(turn: Any) -> bool:
-    """Return whether a turn of OpenAI's Responses is not a message but a call, a result, thoughts, or a tool run by the
-    provider.
-    """
+    """Return whether a turn of OpenAI's Responses is a call, a result, thoughts, or a tool run by the provider."""
     kind = turn.get("type") if isinstance(turn, dict) and "role" not in turn else None
     return isinstance(kind, str) and (kind in (*_ITEMS, *_HIDDEN_ITEMS) or kind.endswith(("_call", "_call_output")))
 

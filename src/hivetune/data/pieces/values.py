@@ -21,9 +21,8 @@ _NAMES = re.compile(r"\w+(?:\s*\|\|\s*\w+)*")
 
 
 def parsed(value: Any) -> Any:
-    """Return the list or object in a text of JSON or Python syntax, as in CSV, Parquet and logs; any other value
-    unchanged.
-    """
+    """Return the list or object in a text of JSON or Python syntax, as in CSV, Parquet and logs; other values
+    unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     try:
@@ -68,8 +67,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def one_of(value: Any, *names: str) -> Any:
-    """Return the value of the first of these keys that is present and not null; None if there is none, or if `value` is
-    not an object."""
+    """Return the value of the first of these keys that is present and not null; None if there is none."""
     if isinstance(value, dict):
         for name in names:
             field = value.get(name)

@@ -104,8 +104,7 @@ class _Sampled(NamedTuple):
 def understand(
     inputs: Inputs, columns: Mapping[str, str] = NO_COLUMNS, ignore: Sequence[str] = (), progress: Progress = silent
 ) -> Understood:
-    """Return the inputs with the way to read each file. `ignore`: columns that the user leaves out. `progress` counts
-    files.
+    """Return the inputs with the way to read each file. `ignore`: columns to leave out. `progress` counts files.
 
     Raise UsageError for a condition on a column that no row has.
     """

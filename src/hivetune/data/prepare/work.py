@@ -92,8 +92,8 @@ def work_in(folder: Path) -> Iterator[Work]:
 
 
 def fill(work: Work, batches: Examinations, progress: Progress, lines: int, *, keep_raw: bool) -> None:
-    """Store the results of rows. `progress` counts them; its total, at first `lines`, grows if a line has
-    several rows."""
+    """Store the results of rows. `progress` counts them; its total is at first `lines`, and grows with rows inside
+    lines."""
     insert = work.database.executemany
     insert_row, insert_body = _insert("rows", ROW_COLUMNS), _insert("bodies", BODY_COLUMNS)
     work.database.execute("BEGIN")

@@ -157,8 +157,7 @@ def write_dropped(work: Work, file: IO[bytes]) -> None:
 
 
 def beside(clean: Path, what: str) -> Path:
-    """Return the path of a file next to `clean`, such as rows.quarantine.jsonl for rows.jsonl. `what`: quarantine or
-    duplicates."""
+    """Return the path of a file next to `clean`: rows.quarantine.jsonl for rows.jsonl and `what` "quarantine"."""
     return clean.with_name(f"{clean.stem}.{what}{clean.suffix or '.jsonl'}")
 
 

@@ -76,8 +76,8 @@ class Frame(NamedTuple):
 
 
 class DialectTemplate:
-    """A chat template with the form of messages that it reads. `ends`: the model's end tokens. `controls`: all its
-    control tokens."""
+    """A chat template with the form of messages that it reads. `ends`: the model's end tokens. `controls`: control
+    tokens."""
 
     def __init__(self, template: ChatTemplate, ends: Sequence[str], controls: Sequence[str]):
         self._template = template

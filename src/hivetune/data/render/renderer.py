@@ -76,8 +76,8 @@ class TextEncoder:
         return Encoded(text, b"".join(ids), places, counts)
 
     def tokens_before(self, encoded: Encoded, place: int) -> int | None:
-        """Return the number of tokens before an offset in the text; None if they differ from the tokens of the text
-        before it alone."""
+        """Return the number of tokens before an offset in the text; None if the text before it alone has other
+        tokens."""
         segment = bisect_right(encoded.places, place) - 1
         before = encoded.counts[segment]
         head = self._of_segment(encoded.text[encoded.places[segment] : place])

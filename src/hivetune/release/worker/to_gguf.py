@@ -230,8 +230,8 @@ def _write_adapter(task: WriteGguf, adapter: Path, staged: Path, folder: Path, h
 
 
 def stage_adapter(model: Path, adapter: Path, folder: Path) -> int:
-    """Write the adapter to `folder`, its tensors named as in the model's files; return the number of weights in its B
-    matrices."""
+    """Write the adapter to `folder` with the tensor names of the model's files; return the number of weights in its
+    B's."""
     parts = read_parts(model, adapter)
     tensors = dict[str, Tensor]()
     for name, part in parts.items():

@@ -132,8 +132,7 @@ class Library:
         yield from resolved.values()
 
     def find_documents(self, pattern: str) -> Iterator[DocSource]:
-        """Yield the documents of a file or folder; a relative path is looked for below usr/share/doc. It may have
-        wildcards."""
+        """Yield the documents of a file, folder or pattern; a relative path is looked for below usr/share/doc."""
         path = expanded(pattern)
         below_doc = [text for share in SHARES for text in sorted(glob(str(share / "doc" / path)))]  # absolute: the path
         for found in [path] if path.exists() else [*map(Path, dict.fromkeys(below_doc))]:

@@ -136,8 +136,7 @@ class Choice:
 def assumed_workload(
     *, longest: int, mean: float, rows: int, batch_size: int, epochs: float, max_steps: int | None
 ) -> Workload:
-    """Return a workload of rows of equal length, half of it trained, for data of which only the mean length is
-    known."""
+    """Return a workload of rows of equal length, half of it trained, for data whose mean length alone is known."""
     length = max(2, min(round(mean), longest))
     count = min(batch_size, max(rows, 1))
     return Workload((length,) * count, (length // 2,) * count, longest, rows, batch_size, epochs, max_steps)
@@ -169,8 +168,7 @@ def forms(setup: TrainingSetup, device: Device) -> Iterator[TrainingSetup]:
 def first_that_fits(
     setup: TrainingSetup, device: Device, work: Workload, *, memory_share: float = 0.9, rate: Rate | None = None
 ) -> Choice:
-    """Return the first form that fits into `memory_share` of the installed memory, with the largest useful
-    micro-batches.
+    """Return the first form that fits into `memory_share` of the memory, with the largest useful micro-batches.
 
     Raises DoesNotFit, with the needed and the allowed memory, if not even the longest row fits.
     """

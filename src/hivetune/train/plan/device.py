@@ -23,8 +23,7 @@ BFLOAT16_CHIPS = re.compile(r"gfx(908|90a|94\d|95\d|11\w\w|12\w\w)")
 
 
 def computes_bfloat16(kind: str, architecture: str, isa: Sequence[str] = ()) -> bool:
-    """Return whether a device multiplies bfloat16 natively, by a processor's flags or by a card's chip or
-    capability."""
+    """Return whether a device multiplies bfloat16 natively, by a processor's flags or a card's chip or capability."""
     if kind == "cpu":
         return any(flag in BFLOAT16_ISA for flag in isa)
     if kind == "rocm":

@@ -194,8 +194,7 @@ class Proposal:
 
 
 def initial_settings(rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Return settings from what the user named, by default with a model that is on this machine. `rows`: None is the
-    store.
+    """Return settings from what the user named, by default with a model on this machine. `rows`: None is the store.
 
     Raises UsageError if there are no rows.
     """

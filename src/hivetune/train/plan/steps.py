@@ -34,7 +34,7 @@ ALWAYS_TOLERATED = 16
 
 
 class PlanRow(NamedTuple):
-    """A row that may be trained: its number in the snapshot, its content id, its number of tokens and of trained
+    """A row that may be trained: its number in the snapshot, its content id, its numbers of tokens and trained
     tokens."""
 
     row: int
@@ -45,8 +45,7 @@ class PlanRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """Rows that are left out of the steps `from_step` <= i < `until_step` (None: of all later steps), and the
-    `reason`."""
+    """Rows that are left out of steps `from_step` <= i < `until_step` (None: of all later ones), and the `reason`."""
 
     from_step: int
     rows: tuple[int, ...]
@@ -96,8 +95,7 @@ class Plan:
         return replace(self, amendments=self.amendments + more)
 
     def rows_reached(self, steps_done: int | None = None) -> tuple[set[int], set[int]]:
-        """Return the numbers of (rows trained in the first `steps_done` steps, quarantined rows); None means
-        all steps."""
+        """Return the numbers of (rows trained in the first `steps_done` steps, quarantined rows); None: all steps."""
         steps = self.steps
         count = len(steps) if steps_done is None else min(steps_done, len(steps))
         quarantined = {row for a in self.amendments if a.until_step is None for row in a.rows}

@@ -112,8 +112,7 @@ def halve_rank(run: Path) -> str:
 
 
 def skip_half_of_remaining_rows(run: Path, snapshot: Path) -> str:
-    """Remove every second untrained row from the plan, evenly over agents and categories. Return a sentence
-    about it."""
+    """Remove every second untrained row from the plan, evenly over agents and categories. Return a sentence on it."""
     plan, data = read_plan(run), open_snapshot(snapshot)
     steps = plan.steps
     step = checkpoints.newest_good(run).step

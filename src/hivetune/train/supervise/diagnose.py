@@ -39,8 +39,7 @@ SignKind = Literal["patterns", "own", "weak"]
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence about the end of a child: its error, its log, the kernel's messages, and `facts` of the
-    catalogue."""
+    """The evidence about the end of a child: its error, its log, the kernel's messages, and the catalogue's `facts`."""
 
     error: str = ""
     log: str = ""
@@ -78,8 +77,7 @@ def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = Fal
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Return the first fault of the catalogue that matches: by the error's text, then by log, kernel messages,
-    facts."""
+    """Return the first fault of the catalogue that matches: by the error's text, then log, kernel messages, facts."""
     own_lines = _error_lines(evidence)
     quiet = WARNING.sub("", evidence.log)
     # The log of a process that ended by itself, without an error of its own: any line may be the reason.

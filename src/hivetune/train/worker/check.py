@@ -96,8 +96,8 @@ CANARY_TOKENS = 512
 
 
 class CanaryFailed(HivetuneError):
-    """Raised if the device computes a wrong product at a shape of this run; results since the last test are in
-    doubt."""
+    """Raised if the device computes a wrong product at a shape of this run. Results since the last test are
+    doubtful."""
 
 
 class Shape(NamedTuple):
@@ -132,8 +132,7 @@ def shapes_of(adapter: Mapping[str, Tensor], tokens: int) -> list[Shape]:
 
 
 def check_products(model: LoraModel) -> int:
-    """Test matrix products of the model's own shapes; return their number. Raises CanaryFailed with the first wrong
-    one."""
+    """Test matrix products of the model's own shapes; return their number. Raises CanaryFailed."""
     shapes = shapes_of(model.adapter, CANARY_TOKENS)
     for shape in shapes:
         if fault := fault_of(shape, model.dtype, model.device, model.multiply):

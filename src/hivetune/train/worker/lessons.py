@@ -53,8 +53,7 @@ class WeightedDocuments:
 def weigh(
     documents: Sequence[Document], better: Mapping[int, int | None], reference: Mapping[int, float], score: Score
 ) -> WeightedDocuments:
-    """Return a step's documents with weights that depend on their loss. `better`: bad row -> row with the better
-    answer.
+    """Return a step's documents with weights that depend on their loss. `better`: bad row -> better row, or None.
 
     `reference`: row -> nll in nats at the start of the lessons.
     """

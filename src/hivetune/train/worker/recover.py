@@ -93,8 +93,7 @@ def roll_back(session: Session, spike: Spike) -> None:
 
 @dataclass(frozen=True)
 class BadRows:
-    """The rows of a step that are not finite when computed alone. `unreliable`: those that are finite at another
-    length.
+    """The rows of a step that are not finite when computed alone; the `unreliable` ones are finite at another length.
 
     Unreliable rows are not at fault: the cause is the arithmetic at this shape, or the machine.
     """

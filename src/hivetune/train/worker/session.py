@@ -69,8 +69,7 @@ class AdamW:
 
 
 def learning_rate(config: RunConfig, step: int, steps: int) -> float:
-    """Return the learning rate of `step` (from 0) of `steps`: linear warm-up to the peak, then the schedule, which ends
-    at 0."""
+    """Return the learning rate of `step` (from 0) of `steps`: linear warm-up to the peak, then the schedule to 0."""
     warmup = warmup_steps(config.warmup, steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
@@ -183,8 +182,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
 
 
 def choose_validation_sample(snapshot: Snapshot) -> list[int]:
-    """Return the sample of validation rows that a run scores, stratified by their first tokens and number of trained
-    tokens."""
+    """Return the validation rows that a run scores, stratified by their first tokens and numbers of trained tokens."""
     return stratified_sample(
         snapshot.rows("validation"),
         VALIDATION_ROWS,
@@ -222,8 +220,7 @@ def run_canary(session: Session, *, every_s: float = CANARY_EVERY_S) -> None:
 
 
 def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
-    """Append a line to metrics.jsonl, and its figures to TensorBoard's. `started` (of perf_counter) becomes
-    `seconds`."""
+    """Append a line to metrics.jsonl, and its figures to TensorBoard's. `started` (perf_counter) becomes `seconds`."""
     if started is not None:
         fields["seconds"] = round(time.perf_counter() - started, 6)
     line = session.metrics.append(event, **fields)

@@ -111,7 +111,7 @@ def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 
 
 def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-    """Multiply with our own kernel. Rows of all three may be strided; b may be stored as [N, K]. Raises ValueError
+    """Multiply with our kernel. Rows of all three may be strided; b may be stored as [N, K]. Raises ValueError
     otherwise."""
     if a_MK.stride(1) != 1 or out_MN.stride(1) != 1 or 1 not in b_KN.stride():
         raise ValueError(f"rows of {a_MK.stride()}, {b_KN.stride()} and {out_MN.stride()} are not contiguous")

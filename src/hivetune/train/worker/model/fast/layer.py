@@ -108,8 +108,7 @@ class LayerContext:
         return index == len(self.weights.layers) - 1
 
     def drop_of(self, index: int) -> Drop | None:
-        """Return the dropout of the S rows that a product of layer `index` reads after attention; None without
-        dropout."""
+        """Return the dropout of the S rows that a product of layer `index` reads after attention, or None."""
         rows_R = self.batch.rows_R
         return self.drop if self.drop is None or rows_R is None or not self.is_last(index) else self.drop.of(rows_R)
 

@@ -168,8 +168,7 @@ class Ops:
 
     @has_kernel
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
-        """Write dS = dY B' to the rank columns of dy, and zeros to their padding, since the next product reads all
-        columns."""
+        """Write dS = dY B' to the rank columns of dy, and zeros to their padding, which the next product reads too."""
         dy_TW[:, group.outputs + group.ranks :].zero_()
         for member in group.adapted:
             start = group.outputs + member.rank_at
@@ -288,8 +287,7 @@ def _has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Drop:
-    """Dropout of the rows of a product. `rate`: the share of inputs that is set to zero. key_T: int64 seed of
-    each row."""
+    """Dropout of the rows of a product. `rate`: the share of inputs set to zero. key_T: int64 seed of each row."""
 
     # A mask is a function, no draw: of the row's key, which follows from the step and from the tokens up to this one,
     # of the module and of the column. So it is the same in the backward pass, after a resume, in any order of the rows.
