@@ -216,12 +216,17 @@ def _turns(name: str, spec: Spec, row: Row) -> Conversation:
     if spec.has("role", "speaker", "text"):
         turns = [_turn(spec, turn, asks) for turn in turns]
     system, tools = parsed(spec.system.find(row)), spec.tools.find(row)
-    people = turns if spec.has("role", "speaker") else with_speakers(turns)
-    if people is not turns or (spec.has("speaker") and asks is None):  # the user says who answers
-        answers = row.get(ASSISTANT) or spec.answers.find(row) or None
-        session = {SESSION: name, "messages": people, ASSISTANT: answers, "left_out": [*changed]}
-        return read_session({**session, "system": system, "tools": tools})
-    read, cut = read_turns(turns, logged=spec.markup)
+    answers = row.get(ASSISTANT) or spec.answers.find(row) or None
+    session = {SESSION: name, ASSISTANT: answers, "left_out": [*changed], "system": system, "tools": tools}
+    if spec.has("speaker") and asks is None:  # the user says who answers
+        return read_session({**session, "messages": turns})
+    try:
+        read, cut = read_turns(turns, logged=spec.markup)
+    except RowRefused as refused:
+        people = turns if spec.has("role") else with_speakers(turns)
+        if refused.reason != "role-order" or people is turns:
+            raise
+        return read_session({**session, "messages": people})
     messages, changed = with_system(read, system), (*changed, *cut)
     if messages[-1].role in ("user", "tool") and (answer := spec.answer.find(row)) not in (None, ""):
         more, left_out = read_answer(answer)

@@ -143,7 +143,8 @@ def without_padding(conversation: Conversation) -> Conversation:
 
 def _given(value: Any, schemas: Sequence[Any], parameters: Any) -> Any:
     """Return a value without the null fields that none of its schemas allows. `parameters`: the tool's whole schema."""
-    if not isinstance(value, list | dict):
+    items = list(value.values()) if isinstance(value, dict) else listed(value)
+    if not any(item is None or isinstance(item, list | dict) for item in items):
         return value
     known = _stood_for(schemas, parameters)
     if isinstance(value, list):
