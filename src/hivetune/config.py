@@ -131,7 +131,8 @@ class CycleConfig(Section):
     hours: float | None = setting(None, "hours of training that a cycle may plan", gt=0)
     promote: Literal["auto", "ask"] = setting("auto", "ask: a person promotes a release that passed")
     by: Literal["agent", "category"] | None = setting(
-        None, "also train an adapter for each value with at least 200 rows; served if better than the shared one"
+        None,
+        "agent or category: each one with at least 200 rows also gets an adapter, served if better than the shared one",
     )
     watch: float = setting(24.0, "hours for which a new champion is watched", ge=0, le=24 * 30)
     notify: list[str] = setting([], "program and arguments that get promotions and problems as JSON on standard input")

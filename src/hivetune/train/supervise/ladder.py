@@ -200,7 +200,8 @@ def failures_without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
-    """Return the rungs that stay in effect after the last failure: all except the newest one, if it did not help."""
+    """Return the recovery changes (rungs) that stay in effect after the last failure: all but the newest, if it did not
+    help."""
     last = history[-1]
     before = failures_without_progress(history)[-2:-1]
     no_help = any(failure.is_near(last) and failure.kind == last.kind for failure in before)
@@ -211,9 +212,9 @@ def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
 
 
 def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]) -> list[str]:
-    """Return a sentence, with the reason, for each of `rungs` that rounds differently from an uninterrupted run.
+    """Return a sentence, with the reason, for each recovery change in `rungs` that rounds differently.
 
-    `events`: those of the whole run. A rung that they do not explain was needed by an earlier run of the model.
+    `events`: those of the whole run. A change that they do not explain was needed by an earlier run of the model.
     """
     failure: Mapping[str, Any] = {}
     said: dict[str, str] = {}
@@ -228,7 +229,8 @@ def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]
 
 
 def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
-    """Return the environment variables and choices of all `rungs` together; a later rung overrides an earlier one."""
+    """Return the environment variables and choices of the recovery changes `rungs`; a later one overrides an earlier
+    one."""
     environment: dict[str, str | None] = {}
     choices = Choices()
     for name in rungs:
@@ -238,7 +240,7 @@ def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
 
 
 def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[str]:
-    """Return the rungs already in effect by the worker's environment and choices; trying them would be useless."""
+    """Return the recovery changes (rungs) that are in effect already, so that trying them would be useless."""
     # The general path has nothing to stream.
     values = choices.as_dict() | ({"streamed": EVERY_LAYER} if choices.path == "general" else {})
 
@@ -270,7 +272,8 @@ def last_rungs(events: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
-    """Return fault -> rungs that helped others with a card of `machine`, each with the address of the report."""
+    """Return fault -> recovery changes (rungs) that helped others with a card of `machine` -> the address of the
+    report."""
     remedies: dict[str, dict[str, str]] = {}
     for remedy in (each for card in machine.cards if card.kind == "rocm" for each in remedies_of(card.architecture)):
         for fault in remedy["faults"]:
@@ -287,7 +290,7 @@ def remembered_rungs(fingerprint: str, model: str, now_s: float) -> tuple[str, .
 
 
 def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str], now_s: float) -> None:
-    """Store that a run of `model` needed these rungs on this machine.
+    """Store that a run of `model` needed these recovery changes (rungs) on this machine.
 
     Raises OSError if the profile can't be written.
     """

@@ -257,7 +257,7 @@ class _Supervisor:
             )
 
     def attempt(self) -> Ended:
-        """Start a worker with the rungs in effect, watch it to its end, and explain how it ended."""
+        """Start a worker with the recovery changes in effect, watch it to its end, and explain how it ended."""
         self.attempts += 1
         environment, choices = worker_effects(self.run, self.rungs)
         threads = read_resolved(self.run)[1].threads

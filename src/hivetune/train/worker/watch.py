@@ -35,7 +35,8 @@ def step_problem(loss: float, grad_norm: float) -> str | None:
 
 
 def robust_z(value: float, window: Sequence[float]) -> float:
-    """Return the distance from the median in robust standard deviations, taken as at least 1 % of the median."""
+    """Return the distance of `value` from the window's median, in robust standard deviations (at least 1 % of the
+    median)."""
     middle = statistics.median(window)
     sigma = MAD_TO_SIGMA * statistics.median(abs(x - middle) for x in window)
     return (value - middle) / max(sigma, 0.01 * abs(middle), 1e-6)
