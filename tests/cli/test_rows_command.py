@@ -12,6 +12,10 @@ import pytest
 from command import hivetune
 from data.conftest import chat
 
+from hivetune.cli.rows import report_text
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+
 PAGES = Path(__file__).parent.parent / "synth" / "pages"
 
 
@@ -74,6 +78,16 @@ def test_rows_with_the_same_words_take_one_line(tmp_path: Path) -> None:
     told = [line for line in finished.stdout.splitlines() if line.startswith(str(path))]
     assert told[0] == f"{path}:1\t3\tredacted-secret\tGitHub token in the answer (message 2); revoke it"
     assert told[1].startswith(f"{path}:4\t40\tempty-turn\t")
+
+
+def test_a_possible_mapping_is_shown_with_rows_as_it_reads_them(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("frage;antwort\n" + "".join(f"Wo ist {n}?;In {name} {n}.\n" for n in range(5)))
+    told = "\n".join(
+        text for text in report_text(check(DataConfig(path=str(tmp_path))).document) if isinstance(text, str)
+    )
+    assert "a.csv and 1 more file: unknown layout" in told
+    assert '  --columns prompt=frage,completion=antwort\n    "Wo ist 0?" -> "In a.csv 0."\n' in told
 
 
 @pytest.mark.slow

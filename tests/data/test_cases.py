@@ -124,6 +124,12 @@ def test_an_unread_column_of_sentences_refuses_a_table_and_no_named_format(tmp_p
     document = report_of(write(tmp_path / "rows.jsonl", rows))
     assert document["rejected"] == {"unread-column": 12}
     assert "'paper' is not read: read it with --columns prompt=question+paper, or" in document["problems"][0]["hint"]
+    answered = [{"text": about[n], "reply": f"{about[n]} And so on."} for n in range(12)]
+    document = report_of(write(tmp_path / "answered.jsonl", answered))
+    assert (
+        "'reply' is not read: read it with --columns prompt=text,completion=reply, or"
+        in document["problems"][0]["hint"]
+    )
     turns = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "It is a boat."}]
     named = [
         {"messages": [*turns, {"role": "user", "content": str(n)}, *turns[1:]], "paper": about[n]} for n in range(9)

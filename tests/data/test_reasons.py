@@ -45,7 +45,7 @@ CAUSES: dict[str, tuple[bytes, str, str] | tuple[bytes, str, str, str, str]] = {
     "a true completion": (b'{"prompt": "q", "completion": true}', "wrong-type", "completion"),
     "a comma too many": (b'{"prompt": "q", "completion": "a",}', "bad-json", ""),
     "single quotes": (b"{'prompt': 'q', 'completion': 'a'}\n", "bad-json", "quotes"),
-    "two objects on a line": (b'{"text": "a"}{"text": "b"}\n', "bad-json", "Extra data"),
+    "two objects on a line": (b'{"text": "a"}{"text": "b"}\n', "bad-json", "Extra data behind the object: '{"),
     "a number that is none": (b'{"prompt": "q", "completion": "a", "x": NaN}\n', "bad-json", "NaN"),
     "a key with two values": (b'{"prompt": "q", "completion": "a", "prompt": "p"}\n', "bad-json", "'prompt'"),
     "too large a number": (b'{"prompt": "q", "x": ' + b"1" * 5000 + b"}\n", "bad-json", "digits"),

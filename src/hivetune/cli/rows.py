@@ -173,10 +173,11 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
     yield Table("not_read=column values=distinct example ignored hint", list(unread.values()))
     unclear: dict[str, list[str]] = {}
     for name, suggested in document["unclear"].items():
-        unclear.setdefault(suggestion_text(suggested), []).append(spelled(name))
-    for mapping, of in unclear.items():
-        more = f" and {len(of) - 1:,} more files" if len(of) > 1 else ""
-        yield f"{of[0]}{more}: unknown layout; a possible mapping, to be confirmed with --columns:\n{mapping}"
+        unclear.setdefault(suggested["line"], []).append(name)
+    for of in unclear.values():
+        more = f" and {count(len(of) - 1, 'more file')}" if len(of) > 1 else ""
+        mapping = suggestion_text(document["unclear"][of[0]])
+        yield f"{spelled(of[0])}{more}: unknown layout; a possible mapping, to be confirmed with --columns:\n{mapping}"
     yield facts(figures(document))
     # Changes first: a secret that was in a log has to be revoked, whatever becomes of the row.
     places = [{**place, "source": spelled(place["source"])} for place in document["changes"] + document["problems"]]
@@ -185,8 +186,10 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
 
 
 def suggestion_text(line: Mapping[str, Any]) -> str:
-    """Return a suggested mapping as text: its columns, and those that it leaves out."""
-    return f"  {line['line']}" + (f"   left out: {', '.join(line['left_out'])}" if line["left_out"] else "")
+    """Return a suggested mapping as text: its columns, those that it leaves out, and some rows as it reads them."""
+    left_out = f"   left out: {', '.join(line['left_out'])}" if line["left_out"] else ""
+    rows = [f'    "{row["question"]}" -> "{row["answer"]}"' for row in line["shown"]]
+    return "\n".join([f"  {line['line']}{left_out}", *rows])
 
 
 def _ends(text: str) -> str:

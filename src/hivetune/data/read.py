@@ -78,7 +78,10 @@ def _parsed_row(text: str) -> Row:
     except RecursionError:
         raise RowRefused("bad-json", "the JSON is nested too deeply: flatten the row") from None
     except (json.JSONDecodeError, NotJson) as error:
-        raise RowRefused("bad-json", str(error)) from None
+        rest = text[error.pos :][:20] if isinstance(error, json.JSONDecodeError) else ""
+        is_more = str(error).startswith("Extra data")  # without its place, so that such rows are told as one
+        hint = f"Extra data behind the object: {rest!r}; write one object a line" if is_more else str(error)
+        raise RowRefused("bad-json", hint) from None
     except ValueError:
         raise RowRefused(
             "bad-json", f"a number has more than {sys.get_int_max_str_digits():,} digits: write it as a string"

@@ -72,6 +72,7 @@ def zeros_inside(data: bytes) -> bytes:
 
 # What a file is called, its content, and words of the refusal.
 DAMAGED: list[tuple[str, Callable[[], bytes], str]] = [
+    ("rows.csv", lambda: many("csv").replace(b"\n", b"\r"), r"rows\.csv:1 is not valid CSV: new-line"),
     *(
         ("rows.json", lambda change=change: broken_row(change), r"rows\.json:[56] is not valid JSON")
         for change in (

@@ -70,6 +70,8 @@ FILES = {
     "lines.json": (JSONL, list(range(1, 21))),
     "rows.csv": (as_csv(), list(range(2, 42, 2))),
     "semicolon.csv": (as_csv(";"), list(range(2, 42, 2))),
+    "excel.csv": (b"sep=;\r\n" + as_csv(";"), list(range(3, 43, 2))),
+    "late.csv": (b"\n\r\n" + as_csv(), list(range(4, 44, 2))),
     "rows.tsv": (as_csv("\t"), list(range(2, 42, 2))),
     "rows.csv.gz": (gzip.compress(as_csv()), list(range(2, 42, 2))),
 }
@@ -95,6 +97,24 @@ def test_parquet(tmp_path: Path) -> None:
     ]
 
 
+def test_a_picture_in_a_column_refuses_no_row(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(arrow.Table.from_pylist([{**row, "icon": b"\x89PNG\x00\xff"} for row in ROWS]), path)
+    document = check(DataConfig(path=str(path))).document
+    assert (document["usable"], document["rejected"]) == (20, {})
+    refused = check(DataConfig(path=str(path), columns={"completion": "icon"}, ignore=["answer"])).document
+    assert refused["rejected"] == {"bad-characters": 20}
+
+
+def test_names_in_quotes_do_not_decide_what_separates_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('"question, short, or long";"answer"\n"what, and why?";"this, that"\n')
+    assert places(path, tmp_path) == [(2, {"question, short, or long": "what, and why?", "answer": "this, that"})]
+
+
 def test_a_giant_line_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "MAX_ROW_BYTES", 1000)
     giant = json.dumps({"text": "x" * 3000}).encode()
@@ -118,7 +138,7 @@ def test_a_csv_row_with_too_many_fields_names_its_line(tmp_path: Path) -> None:
 
 
 def test_folders_globs_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("b.jsonl", "a.jsonl", "deep/c.csv", "notes.md", ".hidden.jsonl", "deep/d.jsonl.gz"):
+    for name in ("b.jsonl", "a.jsonl", "deep/c.csv", "notes.md", ".hidden.jsonl", "deep/d.jsonl.gz", ".cache/e.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)

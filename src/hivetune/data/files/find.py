@@ -15,8 +15,10 @@ _SUFFIXES = (*_LOG_SUFFIXES, ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _GIVE = "give a file, a folder, a glob, '-' or 'store'"
 
 
-def files_below(folder: str) -> Iterator[str]:
-    """Yield all files below `folder`, also through links. Raise UsageError for a folder that may not be read."""
+def files_below(folder: str, *, hidden: bool = False) -> Iterator[str]:
+    """Yield all files below `folder`, also through links, and with `hidden` those whose name or folder begins with a
+    point. Raise UsageError for a folder that may not be read.
+    """
 
     def refuse(error: OSError) -> None:
         # Its rows would be missing without a word.
@@ -32,8 +34,9 @@ def files_below(folder: str) -> Iterator[str]:
             folders.clear()
             continue
         entered.add((status.st_dev, status.st_ino))
-        folders.sort()
-        yield from filter(os.path.isfile, (os.path.join(parent, name) for name in files))
+        folders[:] = sorted(name for name in folders if hidden or not name.startswith("."))
+        shown = (os.path.join(parent, name) for name in files if hidden or not name.startswith("."))
+        yield from filter(os.path.isfile, shown)
 
 
 def matching_files(pattern: str) -> Iterator[str]:
@@ -43,10 +46,10 @@ def matching_files(pattern: str) -> Iterator[str]:
         yield from filter(os.path.isfile, glob.glob(pattern))
         return
     for folder in glob.glob(start, recursive=True) if start else (".",):
-        for path in files_below(folder):  # glob's own way through links that form circles doubles at each of them
+        # glob's own way through links that form circles doubles at each of them.
+        for path in files_below(folder, hidden="/." in behind):
             inside = PurePath(os.path.relpath(path, folder))
-            hidden = "/." not in behind and any(part.startswith(".") for part in inside.parts)
-            if inside.match(behind.lstrip("/") or "*") and not hidden:
+            if inside.match(behind.lstrip("/") or "*"):
                 yield os.path.join(start, inside) if folder == start or not start else path
 
 

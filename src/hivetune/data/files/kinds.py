@@ -12,7 +12,7 @@ import chardet
 
 from hivetune.base.paths import path_hint, spelled
 from hivetune.data.files.unpack import beginning
-from hivetune.data.formats import format_of_file, store_of
+from hivetune.data.formats import format_of_file, store_of, tables_of
 from hivetune.data.pieces.format import Head
 from hivetune.data.raw import Source
 from hivetune.errors import DataRefused, UsageError
@@ -39,7 +39,11 @@ _MARKS = (
 _SQLITE = b"SQLite format 3\0"
 # What files of other kinds begin with, what they are, and how their rows become readable.
 _FOREIGN = (
-    (_SQLITE, "an SQLite database", "hivetune collect 'sqlite:{name}?table=TABLE', then train from: store"),
+    (
+        _SQLITE,
+        "an SQLite database",
+        "hivetune collect 'sqlite:{name}?table=TABLE', then train from: store; its tables: {tables}",
+    ),
     (b"%PDF-", "a PDF", "rows are made from documents by: hivetune synth, of texts and not of PDFs"),
     (b"GGUF", "a model in GGUF", "rows are JSONL, CSV, Parquet or SQLite"),
     (b"PK\x03\x04", "a ZIP archive or an Office file", "unpack the archive; save each sheet as CSV"),
@@ -66,18 +70,20 @@ def source_of(path: str, name: str, encoding: str | None = None) -> Source:
         return Source(path, name, "arrow")
     if head.startswith(_SQLITE) and (store := store_of(path)) is not None:
         return Source(path, name, store)
-    refuse_foreign(head, name)
+    refuse_foreign(head, path, name)
     packed = "gz" if head.startswith(b"\x1f\x8b") else "zst" if head.startswith(b"\x28\xb5\x2f\xfd") else ""
     source = Source(path, name, "", packed, size=_SAMPLE_BYTES)
     source = replace(source, encoding=_encoding(source, encoding))
     return replace(source, kind=_kind(source), size=0)
 
 
-def refuse_foreign(head: bytes, name: str) -> None:
+def refuse_foreign(head: bytes, path: str, name: str) -> None:
     """Raise UsageError if the first bytes of a file show a type that contains no rows, such as a PDF or an image."""
     for begins, title, instead in _FOREIGN:
         if head.startswith(begins):
-            raise UsageError(f"{spelled(name)} is {title}, not a file of rows", hint=instead.format(name=name))
+            tables = ", ".join(sorted(tables_of(path))) if begins == _SQLITE else ""
+            hint = instead.format(name=name, tables=tables or "none")
+            raise UsageError(f"{spelled(name)} is {title}, not a file of rows", hint=hint)
 
 
 def _encoding(source: Source, named: str | None) -> str | None:

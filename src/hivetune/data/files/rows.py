@@ -32,6 +32,7 @@ KEPT_BYTES = 4096
 # The one that the header has most of, outside of quotes: Excel writes a semicolon where the comma is the decimal sign.
 DELIMITERS = (",", ";", "\t")
 _QUOTED = re.compile(r'"[^"]*"')
+_TOLD_DELIMITER = re.compile(r'"?sep=(.)"?\s*', re.I)  # the first line of a table that is written for Excel
 # A document is held as one text, since the line of each row is told.
 MAX_DOCUMENT_CHARS = 1 << 30
 STORE = "store"  # its kind and its name
@@ -210,15 +211,18 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
     """Yield the rows of a table whose first line has the names of the columns. Raise DataRefused at a wrong quote."""
     csv.field_size_limit(MAX_ROW_BYTES)
     lines = (f"{line}\n" for _, line in _text_lines(source))
-    first = next(lines, "")
-    if not first.strip():
-        return
+    delimiter, before, first = "", 0, ""
+    for before, first in enumerate(lines):  # noqa: B007 (both are of the line with the names)
+        if told := _TOLD_DELIMITER.fullmatch(first):
+            delimiter = told[1]
+        elif first.strip():
+            break
     named = _QUOTED.sub("", first)
-    delimiter = max(DELIMITERS, key=named.count)
+    delimiter = delimiter or max(DELIMITERS, key=named.count)
     # Not strict, the library would take all rows after an open quote for one field.
     reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
     names, header = list[str](), list[str]()
-    number = 1
+    number = before + 1
     try:
         for fields in reader:
             if not header:
@@ -230,7 +234,7 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
                 else:
                     hint = f"it has {len(fields)} fields, the header {len(header)}: quote each {delimiter!r} in a field"
                     yield number, RowRefused("csv-columns", hint)
-            number = reader.line_num + 1
+            number = before + reader.line_num + 1
     except csv.Error as error:
         has_other_breaks = "new-line" in str(error)
         raise DataRefused(
@@ -260,7 +264,8 @@ def _arrow_rows(source: Source) -> Iterator[PlacedRow]:
         for batch in _arrow_batches(source):
             for row in batch.to_pylist():
                 number += 1
-                yield number, json.dumps(_plain(row), ensure_ascii=False, default=str)
+                # Escaped, bytes that are no text refuse their row only where they are read: a picture in a column.
+                yield number, json.dumps(_plain(row), default=str)
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these two kinds
         raise DataRefused(
             f"{spelled(source.name)} is damaged after row {number:,}: {' '.join(str(error).split())}",

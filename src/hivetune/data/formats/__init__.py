@@ -113,12 +113,15 @@ def format_of_file(head: Head) -> Log | None:
 
 def store_of(path: str) -> str | None:
     """Return the name of the format of an SQLite file, recognised by its tables; None if no format fits."""
-    with contextlib.closing(open_to_read(path)) as database:
-        try:
-            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        except sqlite3.Error:
-            return None
+    tables = tables_of(path)
     return next((store.name for store in _of_kind(Store).values() if store.tables <= tables), None)
+
+
+def tables_of(path: str) -> set[str]:
+    """Return the tables of an SQLite file; none of a damaged one."""
+    with contextlib.closing(open_to_read(path)) as database, contextlib.suppress(sqlite3.Error):
+        return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    return set()
 
 
 def joins_rows(name: str) -> bool:

@@ -72,7 +72,7 @@ class FileReader(Reader):
             raise UsageError(message, hint="train on the file as it is, beside the store: data.path: [store, FILE]")
         if os.path.isfile(pattern):
             with open(pattern, "rb") as file:
-                refuse_foreign(file.read(16), pattern)
+                refuse_foreign(file.read(16), pattern, pattern)
         self._pattern = os.path.abspath(os.path.expanduser(pattern))
         self._positions: dict[tuple[int, int], Position] = {}
 

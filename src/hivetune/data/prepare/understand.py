@@ -74,7 +74,7 @@ READ_SHARE = 0.8  # of the rows, that a mapping has to read, and in which a colu
 ASKED_SHARE = 0.25  # of the rows, that have to ask something else
 REPEATED_SHARE = 0.7  # of the turns: a column that names conversations has fewer values
 MIN_KEYED = 3  # objects in an object: fewer are parts of one row
-SPEAKERS = (*ROLE_KEYS, "author", "who", "name")  # the names of a column that says who speaks
+SPEAKERS = {*ROLE_KEYS, "author", "who", "name"}  # the names of a column that says who speaks
 _MAX_DEPTH = 3  # of objects in objects
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NO_TEXTS = FACTS - {*CATEGORY} | {*SYSTEM}  # a category may be the answer
@@ -249,7 +249,10 @@ def _holds_sentences(values: Sequence[Any]) -> bool:
 def _advice(names: Sequence[str], row: Row, columns: Mapping[str, str]) -> str:
     """Return the advice about unread columns as text: the mapping that reads them, and the option that ignores them."""
     asked = columns.get("prompt") or next((name for name in row if plain_name(name) in QUESTIONS), "")
+    whole = next((name for name in row if plain_name(name) == "text"), "")
     mapping = write_columns({**columns, "prompt": AND.join((asked, *names))}) if asked else ""
+    if not asked and whole and len(names) == 1:  # a text with its answer, and not one that is learned whole
+        mapping = write_columns({**columns, "prompt": whole, "completion": names[0]})
     are, them = ("is", "it") if len(names) == 1 else ("are", "them")
     reads = f"read {them} with --columns {shlex.quote(mapping)}, or " if mapping else ""
     ignored = shlex.quote(write_names(names))
@@ -383,16 +386,16 @@ def _turns(turns: Sequence[Row]) -> Iterator[dict[str, str]]:
     first.
     """
     texts = _texts(turns)
-    role = next((name for name in turns[0] if plain_name(name) in SPEAKERS), None) if turns else None
+    has_roles = {path: ROLES.keys() >= set(map(str.lower, said)) for path, said in texts.items()}
+    named = (path for path in texts if not SPEAKERS.isdisjoint(map(plain_name, path.split("."))) or has_roles[path])
+    role = next(named, None)
     text = max((path for path in texts if path != role), key=lambda path: mean(map(len, texts[path])), default=None)
     if role is None or text is None:
         return
-    spoken = Counter(str(turn.get(role)) for turn in turns)
-    if ROLES.keys() >= {name.lower() for name in spoken}:
-        yield {"role": role, "text": text}
-    else:
-        order = list(spoken)
-        yield {"role": role, "text": text, "assistant": max(order, key=lambda name: (spoken[name], order.index(name)))}
+    spoken = Counter(texts[role])
+    order = list(spoken)
+    answers = max(order, key=lambda name: (spoken[name], order.index(name)))
+    yield {"role": role, "text": text, **({} if has_roles[role] else {"assistant": answers})}
 
 
 def _texts(rows: Sequence[Row]) -> dict[str, list[str]]:
