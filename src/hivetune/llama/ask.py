@@ -59,7 +59,7 @@ class Endpoint:
         key = os.environ.get(ENDPOINT_KEY, "").strip()
         if not (key.isascii() and key.isprintable()):  # the library's own error would show it
             raise UsageError(f"{ENDPOINT_KEY} has characters that a key can't have, such as a line break: set it again")
-        body = {"model": self.model, **chat_request([_as_sent(message) for message in messages], max_tokens, tools)}
+        body = {"model": self.model, **chat_request(messages, max_tokens, tools)}
         path = parts.path.removesuffix("/chat/completions") + "/chat/completions"
         started = time.perf_counter()
         connection = kind(parts.hostname, parts.port, timeout=self.timeout_s)
@@ -95,7 +95,7 @@ def chat_request(
     messages: Sequence[Mapping[str, Any]], max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """Return the body of a request for one greedy answer."""
-    request = {"messages": list(messages), "max_tokens": max_tokens, "temperature": 0.0}
+    request = {"messages": [_as_sent(message) for message in messages], "max_tokens": max_tokens, "temperature": 0.0}
     return {**request, "tools": list(tools)} if tools else request
 
 
@@ -164,7 +164,6 @@ def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
     if message.get("tool_calls"):
         sent["tool_calls"] = []
         for call in message["tool_calls"]:
-            arguments = call["function"].get("arguments") or {}
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            text = json.dumps(call["function"].get("arguments") or {}, ensure_ascii=False)
             sent["tool_calls"].append({**call, "function": {**call["function"], "arguments": text}})
     return sent

@@ -237,8 +237,7 @@ class Backend:
 
     def prompt_ids(self, messages: ApiMessages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Return this server's token ids of a chat, up to the start of the answer."""
-        chat = {"messages": list(messages), **({"tools": list(tools)} if tools else {})}
-        text = self.request("/apply-template", chat)["prompt"]
+        text = self.request("/apply-template", chat_request(messages, 1, tools))["prompt"]
         body = {"content": text, "add_special": True, "parse_special": True}
         return tuple(self.request("/tokenize", body)["tokens"])
 

@@ -1,11 +1,15 @@
 """What a template leaves out is refused, and what it asks for is given: calls, tools, reasoning, ids."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from data.models import CHATML, corpus, make_model, template_of
 from test_corpus import CHATS, TOOL, answer, call, result, user
 
+from hivetune.config import parse_config
+from hivetune.data.prepare.prepare import prepare
+from hivetune.data.render.dialect import template_message
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import Renderer
 from hivetune.data.render.template import RenderError
@@ -66,6 +70,17 @@ def test_ids_that_a_template_refuses_are_made_fit(tmp_path: Path) -> None:
     assert f'"call_id": "{identity}"' in text
     own = (user("Weather?"), Message("assistant", "", tool_calls=({**call(1, city="Köln"), "id": "abcdefgh1"},)))
     assert renderer.render_and_note(Example("", "", own, tools=(TOOL,)))[1] == []
+
+
+def test_a_snapshot_keeps_the_ids_that_are_trained(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
+    """Whoever sends its rows to a server sends ids that the template takes: llama.cpp answers others with an error."""
+    folder = make_model(tmp_path / "mistral_nemo", template_of("mistral_nemo"), CORPUS["mistral_nemo"])
+    row = {"messages": [template_message(message) for message in CHATS["tools"]], "tools": [TOOL]}
+    snapshot = prepare(parse_config({"model": "m", "data": {"path": str(write_rows([row]))}}), folder)
+    _, asked, answered, _ = snapshot.info(0).messages
+    identity = asked.tool_calls[0]["id"]
+    assert len(identity) == 9 and identity == answered.tool_call_id
+    assert identity in load_renderer(folder).decode(snapshot.tokens(0))
 
 
 def test_a_system_turn_inside_the_conversation_where_the_template_can(tmp_path: Path) -> None:

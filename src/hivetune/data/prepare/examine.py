@@ -269,10 +269,11 @@ class Examiner:
             "num_tokens": sum(len(view.tokens) for view in views) if views else None,
             "trained": sum(view.trained.count(1) for view in views) if views else None,
         }
+        sent = self._renderer.as_sent(example.messages, example.tools) if self._renderer else example.messages
         sizes = [[len(view.tokens), view.skipped, view.num_messages, view.answers] for view in views]
         body = {
             "interaction_id": row.raw.interaction_id,
-            "messages": messages_json(example.messages),
+            "messages": messages_json(sent),
             "tools": _json([dict(tool) for tool in example.tools]),
             "checker": _json(example.checker),
             "tokens": b"".join([array("I", view.tokens).tobytes() for view in views]) if views else None,

@@ -190,6 +190,11 @@ class Renderer:
             changed.append("tool-call-ids")
         return tuple(reversed(sequences)), changed
 
+    def as_sent(self, messages: Messages, tools: Tools) -> Messages:
+        """Return the messages as a server must get them: with the ids of calls that the template requires."""
+        spoken, new_ids = self.template_for(tools).dialect.spoken(messages)
+        return spoken if new_ids else messages
+
     def template_for(self, tools: Sequence[Any]) -> DialectTemplate:
         """Return the template for rows with these tools; an empty list means rows without tools."""
         return self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
