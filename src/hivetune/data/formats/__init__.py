@@ -170,23 +170,16 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict):
         return None
-    batches = (
-        [] if "messages" in record else [form for form in _of_kind(Batch).values() if has_needs(form.needs, record)]
-    )
-    rows = next((rows for form in batches if (rows := list(form.rows(record)))), None)
-    divided = [_days_in(row) for row in rows or [record]]
-    if rows is None and divided == [None]:
-        return None
-    held = (
-        row for row, days in zip(rows or [record], divided, strict=True) for row in ([row] if days is None else days)
-    )
-    return [json.dumps(row).encode() for row in held]
+    batches = () if "messages" in record else _of_kind(Batch).values()
+    found = (list(form.rows(record)) for form in batches if has_needs(form.needs, record))
+    rows = [row for part in next(filter(None, found), [record]) for row in _days_in(part)]
+    return None if rows and rows[0] is record else [json.dumps(row).encode() for row in rows]
 
 
-def _days_in(record: Row) -> list[Row] | None:
-    """Return the rows of a record that contains one for each day; None for any other."""
+def _days_in(record: Row) -> list[Row]:
+    """Return the rows of a record that contains one for each day; any other record alone."""
     forms = (form.days for form in _of_days() if form.days is not None and has_needs(form.needs, record))
-    return next((days for rows_of in forms if (days := rows_of(record)) is not None), None)
+    return next((days for rows_of in forms if (days := rows_of(record)) is not None), [record])
 
 
 def read_conversation(row: Row) -> Conversation:

@@ -63,7 +63,8 @@ class Spec(BaseModel):
     needs: tuple[str, ...] = Field(min_length=1)  # columns without which a record is not read; "a|b": one of the two
     when: _Path = _NOWHERE  # true for records of this format
     refuse: dict[_Reason, _Path] = {}  # a record for which the path is true is refused with the reason
-    # Records that hold rows, which other formats read; `shared`: columns that the record tells of all of them.
+    # Records that hold rows, which other formats read; `shared`: columns that the record tells of all of them. In these
+    # paths and in `needs` names are then as the file spells them.
     rows: _Path = _NOWHERE
     shared: dict[str, _Path] = {}
     # A list of turns, or with `thread` a turn a record: the name of its conversation, and its place among the others.
