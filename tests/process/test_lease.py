@@ -21,7 +21,7 @@ def test_a_server_gets_no_card_while_anybody_trains_on_it() -> None:
     trainers = [train_on(CARD), train_on(CARD)]  # several runs may share a card
     for trainer in trainers:
         assert training_on(CARD) and not training_on(OTHER)
-        with pytest.raises(Busy, match="used for training"):
+        with pytest.raises(Busy, match="a training run uses"):
             serve_on(CARD)
         os.close(serve_on(OTHER))
         os.close(trainer)

@@ -192,5 +192,5 @@ def test_damage_is_noticed(tmp_path: Path, damage: bytes | None) -> None:
 
 
 def test_a_row_without_trained_tokens_is_a_bug_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="row 5 trains 0 of 9"):
+    with pytest.raises(ValueError, match="row 5 has 0 trained tokens"):
         make_plan([PlanRow(5, "x", 9, 0)], snapshot_hash="", settings_hash="", seed=0, batch_size=1, epochs=1)
