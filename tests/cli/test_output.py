@@ -79,7 +79,7 @@ def test_another_home_is_proposed_for_files_of_the_home_only(own_home: Path, tmp
     """Somebody else's config is not read from another home either."""
     for path, proposed in ((own_home / "runs/one", True), (own_home.parent, True), (tmp_path / "mine.yaml", False)):
         hint = explain(PermissionError(errno.EACCES, "Permission denied", str(path))).hint
-        assert "ls -ld" in hint and ("HIVETUNE_HOME" in hint) == proposed
+        assert f"namei -l {path}" in hint and ("HIVETUNE_HOME" in hint) == proposed
 
 
 class Terminal(io.StringIO):

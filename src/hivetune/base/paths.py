@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _TO_DO = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions: ls -ld PATH"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "see the permissions of it and of the folders above it: namei -l PATH"),
     errno.EROFS: "give a path on a disk that can be written to",
     errno.EEXIST: "something else is there: give another path",
 }
@@ -41,7 +41,7 @@ def quoted(path: object) -> str:
 
 def path_hint(error: OSError, otherwise: str = "look at the path with ls") -> str:
     """Return the hint for an OSError on a path that a person gave."""
-    return _TO_DO.get(error.errno or 0, otherwise)
+    return _TO_DO.get(error.errno or 0, otherwise).replace("PATH", quoted(error.filename or "PATH"))
 
 
 ROOT = Path(__file__).parents[3]
