@@ -39,6 +39,7 @@ DEEDS = {
             "Specifies the path of the file.",
             "Same as the option before it.",
             "The kernel is told of it.",
+            "Mount point; specify the location to mount the comb.",
             "Print the names that are described below.",
             "Show the (units in this state.",
         ],

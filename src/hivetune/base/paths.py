@@ -10,7 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _TO_DO = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "see the permissions of it and of the folders above it: namei -l PATH"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM), "see the permissions of it and of the folders above it: namei -l PATH"
+    ),
     errno.EROFS: "give a path on a disk that can be written to",
     errno.EEXIST: "something else is there: give another path",
 }

@@ -27,7 +27,7 @@ _LEAD = re.compile(
     r"|This|It|Is used to|Used to|Can be used to|May be used to)\s+(?:(?:is|can be|may be) used to |will |can |may )?",
 )
 # A reference to another page ends no question.
-_SEE = re.compile(r"[,;]? \(?see [\w.@-]+\(\d\w*\)\)?(?: for (?:more )?details)?$")
+_SEE = re.compile(r",? \(?see [\w.@-]+\(\d\w*\)\)?$")
 # Deeds that say of an argument what it looks like, not what the option does.
 _NO_DEED = re.compile(
     r"(?:take|accept|expect|specify|contain|control|be|have|allow|default|refer|mean|may|use|see|require)s? "
@@ -91,7 +91,9 @@ def capital(text: str) -> str:
 def action_phrase(text: str) -> str:
     """Return a description as an imperative, such as `show only the unit states`; "" if it begins with no verb."""
     first = next(iter(sentences(text)), "")
-    first = _SEE.sub("", _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip())
+    # Behind a semicolon stand defaults and values; a word before it may be a label, as in "Mount point; specify it".
+    first = _LEAD.sub("", first.partition(";")[0].strip(), count=1).rstrip(".!").strip()
+    first = _SEE.sub("", first)
     if len(first) > MAX_DEED_CHARS or len(first) < MIN_SENTENCE_CHARS or _DANGLING.search(first) or not balanced(first):
         return ""
     word, _, rest = first.partition(" ")
