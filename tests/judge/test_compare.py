@@ -16,8 +16,7 @@ from hivetune.config import EvalConfig, GateConfig
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused, MachineNotFit, UsageError
 from hivetune.judge import answers, evaluate
-from hivetune.judge.answers import ANSWERS, StoredAnswers, ask_all, minutes_text, note_rate, stored_answers
-from hivetune.judge.artefacts import Artefact
+from hivetune.judge.answers import ANSWERS, Artefact, StoredAnswers, ask_all, minutes_text, note_rate, stored_answers
 from hivetune.judge.evaluate import (
     AGAIN_AFTER_S,
     MAX_TIMINGS,

@@ -11,7 +11,7 @@ from serve.hive import MODEL, add_release, make_home
 
 from hivetune.base.disk import MANIFEST, home, sha256_file
 from hivetune.errors import UsageError
-from hivetune.judge.artefacts import _served
+from hivetune.judge.answers import _served
 from hivetune.release.gguf import base_gguf
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from serve.hive import MODEL, add_release, make_home
 
 from hivetune.base.disk import MANIFEST, sha256_file, write_manifest
 from hivetune.errors import UsageError
-from hivetune.judge.artefacts import find_artefact
+from hivetune.judge.answers import find_artefact
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 
 pytestmark = pytest.mark.slow

@@ -22,15 +22,18 @@ from hivetune.config import EvalConfig
 from hivetune.errors import Busy, DataRefused, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge import statistics as stats
 from hivetune.judge.answers import (
+    Answerer,
+    Artefact,
     StoredAnswers,
     Times,
     ask_all,
     build_name,
+    find_artefact,
     note_rate,
+    open_artefact,
     stored_answers,
     time_in_turns,
 )
-from hivetune.judge.artefacts import Answerer, Artefact, find_artefact, open_artefact
 from hivetune.judge.losses import compared_losses, row_identity, scored
 from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.rows import Prompt, frozen_prompts, prompts_of_rows, prompts_of_run

@@ -10,7 +10,7 @@ from typing import Any
 from hivetune.base.disk import MANIFEST, home, lock, sha256_file
 from hivetune.base.journal import read_journal
 from hivetune.data.snapshot import RowInfo, Snapshot
-from hivetune.judge.artefacts import Artefact
+from hivetune.judge.answers import Artefact
 from hivetune.judge.rows import evidence_groups
 from hivetune.models.sides import SIDES
 from hivetune.process.parent import count_items, start_child, wait_for_outcome
