@@ -37,6 +37,7 @@ ANSWERS = {
     **{"discord.json": "ben", "github-issues.json": "ben", "github-rest.json": "ben", "slack.json": "Ben"},
     **{"discord--days.json": "ben", "telegram--days.json": "Ben"},
     **{"discord--only-a-file.json": "ben", "slack--only-a-file.json": "Ben"},
+    **{"discord-thread.json": "ben"},
     **{"discord--notes.json": "ben", "slack--nobody-is-answered.json": "Ben", "telegram-all.json": "Ben"},
     **{"mail.mbox": "desk@example.org", "mail--threads.mbox": "desk@example.org"},
 }

@@ -222,7 +222,8 @@ def _turns(name: str, spec: Spec, row: Row) -> Conversation:
     if spec.has("speaker") and asks is None:  # the user says who answers
         return read_session({**session, "messages": turns})
     try:
-        read, cut = read_turns(turns, logged=spec.markup)
+        # A program wrote its turns; what an API was sent has its answer beside it.
+        read, cut = read_turns(turns, logged=spec.has("role", "markup") and not spec.has("answer"))
     except RowRefused as refused:
         people = turns if spec.has("role") else with_speakers(turns)
         if refused.reason != "role-order" or people is turns:
