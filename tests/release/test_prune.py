@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, write_json
-from hivetune.errors import UsageError
+from hivetune.base.disk import home, lock, write_json
+from hivetune.errors import Busy, UsageError
 from hivetune.release.prune import MEASURED_DAYS, delete, find_unused, remove_run
 
 DAY_S = 86_400
@@ -136,3 +136,16 @@ def test_what_is_deleted_in_a_copied_home_is_the_copys(
     with closing(open_database()) as database:
         remove_run(database, outside)
     assert not outside.exists()
+
+
+@pytest.mark.parametrize("work", ["eval", "export", "export-check"])
+def test_a_run_is_not_deleted_while_it_is_evaluated_or_exported(own_home: Path, work: str) -> None:
+    run = home() / "runs/one"
+    run.mkdir(parents=True)
+    write_json(run / "run.json", {"schema": 1})
+    with closing(open_database()) as database:
+        with lock(run / work), pytest.raises(Busy, match=work):
+            remove_run(database, run)
+        assert run.is_dir()
+        remove_run(database, run)
+    assert not run.exists()

@@ -24,7 +24,7 @@ from hivetune.dashboard.watched import WatchedRun
 from hivetune.errors import UsageError
 from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
-from hivetune.run.status import event_text, find_run, known_runs, lock_run, run_folders, run_status, shortest_name
+from hivetune.run.status import event_text, find_run, known_runs, lock_idle_run, run_folders, run_status, shortest_name
 
 WATCH_S = 1.0  # a step of a small model takes as long
 LOG_LINES = 50  # a traceback with its cause
@@ -158,7 +158,7 @@ def _remove_runs(names: list[str], *, yes: bool) -> None:
             hint = f"delete them too: hivetune rm {' '.join(map(quoted, [folder, *inner]))}"
             raise UsageError(f"{folder} contains other runs: {', '.join(inner)}", hint=hint)
     for folder in folders:
-        with lock_run(folder):  # one that is in use is refused before another is deleted
+        with lock_idle_run(folder):  # one that is in use is refused before another is deleted
             show(f"{folder}: {size(size_of(folder))}")
     _ask(f"delete {'this run' if len(folders) == 1 else f'these {len(folders)} runs'}", yes=yes)
     with closing(open_database()) as database:

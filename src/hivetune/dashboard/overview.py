@@ -12,8 +12,7 @@ from hivetune.base.paths import quoted
 from hivetune.base.typed import to_plain
 from hivetune.cycle.record import JOURNAL, PAUSED, cycles_of, loop_folder, loop_names
 from hivetune.release.registry import Release, forgotten_rows, releases
-from hivetune.run.folder import CHECKING, EVALUATING, EXPORTS
-from hivetune.run.status import RunStatus, known_runs, shortest_names
+from hivetune.run.status import RunStatus, known_runs, shortest_names, works_on
 from hivetune.serve.route import gateway_folder
 
 RECENT_RUNS = 5  # the screen has 24 lines
@@ -102,8 +101,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         working=tuple(
             Working(doing, status.name, worker.pid, worker.since)
             for status in runs
-            for doing in (EVALUATING, EXPORTS, CHECKING)
-            if (worker := lock_holder(status.run / doing))
+            for doing, worker in works_on(status.run)
         ),
         recent=tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
         champions=champions,

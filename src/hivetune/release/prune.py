@@ -16,7 +16,7 @@ from hivetune.release import registry
 from hivetune.release.gguf import HASH_DIGITS
 from hivetune.run.checkpoints import FOLDER
 from hivetune.run.folder import RECORD, refuse_copied_home
-from hivetune.run.status import known_runs, lock_run
+from hivetune.run.status import known_runs, lock_idle_run, lock_run
 
 # What was measured is kept for as long as a person may want to look at it, or compare again.
 MEASURED_DAYS = 30
@@ -73,10 +73,10 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
 def remove_run(database: sqlite3.Connection, run: Path) -> int:
     """Delete a run's folder and row; return the number of bytes freed. Its releases stay whole.
 
-    Raises Busy while a process has locked the run; UsageError for a run outside of this home that another home trained,
+    Raises Busy while a process works on the run; UsageError for a run outside of this home that another home trained,
     since this home is then a copy.
     """
-    with lock_run(run):
+    with lock_idle_run(run):
         refuse_copied_home(run, f"hivetune rm {run}")
         size_bytes = size_of(run)
         aside = run.with_name(f".{run.name}.{os.getpid()}.tmp")  # a kill half-way leaves no half run

@@ -24,7 +24,17 @@ from hivetune.base.documents import read_document
 from hivetune.base.journal import read_journal, read_tail
 from hivetune.base.paths import expanded, quoted
 from hivetune.errors import Busy, UsageError
-from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record
+from hivetune.run.folder import (
+    AMENDMENTS,
+    CHECKING,
+    EVALUATING,
+    EVENTS,
+    EXPORTS,
+    METRICS,
+    PLAN,
+    RECORD,
+    read_record,
+)
 
 State = Literal["running", "done", "stopped", "failed", "interrupted", "new", "damaged"]
 RECENT_STEPS = 50  # enough to even out rows of different lengths, few enough to follow a change of the machine
@@ -186,6 +196,21 @@ def lock_run(run: Path) -> AbstractContextManager[None]:
     """Return the lock of a run folder as a context manager; every writer of the folder must hold it. Raises Busy and
     UsageError as `lock`."""
     return lock(run, hint=f"wait for it, or stop it with: hivetune stop {quoted(run)}")
+
+
+def works_on(run: Path) -> list[tuple[str, LockHolder]]:
+    """Return the works on a run beside its training, "eval", "export" or "export-check", each with its process."""
+    holders = ((doing, lock_holder(run / doing)) for doing in (EVALUATING, EXPORTS, CHECKING))
+    return [(doing, holder) for doing, holder in holders if holder is not None]
+
+
+@contextlib.contextmanager
+def lock_idle_run(run: Path) -> Iterator[None]:
+    """Lock a run that is to be deleted. Raises Busy also while it is evaluated or exported, UsageError as `lock`."""
+    with lock_run(run):
+        for doing, holder in works_on(run):
+            raise Busy(f"{run} is in use by process {holder.pid} ({doing})", hint="wait until it has ended")
+        yield
 
 
 def stop_run(run: Path, timeout_s: float) -> bool:
