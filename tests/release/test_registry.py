@@ -1,11 +1,10 @@
 """Releases: aliases and their history move together, artefacts never change, and no crash leaves a third state."""
 
 import hashlib
+import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -309,55 +308,65 @@ def test_a_crash_at_any_change_leaves_the_old_or_the_new_state(
     assert number > 10
 
 
-KILLED = """
-import os, signal, sqlite3, sys
-from pathlib import Path
-from hivetune.base import database
-from hivetune.release import registry
-opened = database.open_database()
-seen = 0
-def trace(statement):
-    global seen
-    if statement.startswith(("BEGIN", "INSERT", "DELETE", "UPDATE", "COMMIT")):
-        if seen == int(sys.argv[1]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        seen += 1
-opened.set_trace_callback(trace)
-if sys.argv[2] == "rollback":
-    registry.rollback(opened, "helpdesk", by="test", reason="killed")
-else:
-    registry.promote(opened, "helpdesk@4", by="test")
-opened.set_trace_callback(None)
-print(seen)
-"""
+def killed_at(statement: int, work: Callable[[sqlite3.Connection], object]) -> int | None:
+    """Do `work` in a forked process that is killed before this statement; return how many it has if it came so far."""
+    pid = os.fork()
+    if pid == 0:
+        opened, seen = open_database(), 0
+
+        def trace(text: str) -> None:
+            nonlocal seen
+            if text.startswith(("BEGIN", "INSERT", "DELETE", "UPDATE", "COMMIT")):
+                if seen == statement:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                seen += 1
+
+        opened.set_trace_callback(trace)
+        try:
+            work(opened)
+        finally:
+            os._exit(seen)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return None if code == -signal.SIGKILL else code
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("action", "statements", "after", "served"),  # a promotion is one line of the log, a rollback two
+    ("work", "statements", "after", "served"),  # a promotion is one line of the log, a rollback two
     [
-        ("rollback", 4, {"candidate": 4, "champion": 2, "previous": 1}, 2),
-        ("promote", 3, {"champion": 4, "previous": 3}, 4),
+        (
+            lambda opened: rollback(opened, "helpdesk", by="test", reason="killed"),
+            4,
+            {"candidate": 4, "champion": 2, "previous": 1},
+            2,
+        ),
+        (lambda opened: promote(opened, "helpdesk@4", by="test"), 3, {"champion": 4, "previous": 3}, 4),
     ],
+    ids=["rollback", "promote"],
 )
 def test_a_kill_at_any_statement_leaves_the_old_or_the_new_state(
-    action: str, statements: int, after: dict[str, int], served: int, database: sqlite3.Connection, tmp_path: Path
+    work: Callable[[sqlite3.Connection], object],
+    statements: int,
+    after: dict[str, int],
+    served: int,
+    own_home: Path,
+    tmp_path: Path,
 ) -> None:
-    champions(database, 1, 2, 3, folder=tmp_path)
-    add(database, tmp_path, 4)
-    old, old_history = aliases(database), len(history(database, "helpdesk"))
+    def state() -> tuple[dict[str, int], int, dict[str, int]]:
+        with closing(open_database()) as database:
+            return aliases(database), len(history(database, "helpdesk")), registry.champion_versions(database)
+
+    with closing(open_database()) as database:
+        champions(database, 1, 2, 3, folder=tmp_path)
+        add(database, tmp_path, 4)
+    old = state()  # no connection is open when a process is forked
+    assert old[2] == {"helpdesk": 3}
     for statement in range(20):
-        done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(statement), action], capture_output=True, text=True, check=False
-        )
-        if done.returncode == 0:
-            assert int(done.stdout) == statement == statements
+        if (made := killed_at(statement, work)) is not None:
+            assert made == statement == statements
             break
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        assert (aliases(database), len(history(database, "helpdesk"))) == (old, old_history)
-        assert registry.champion_versions(database) == {"helpdesk": 3}
-    assert aliases(database) == after
-    assert registry.champion_versions(database) == {"helpdesk": served}
+        assert state() == old
+    assert (state()[0], state()[2]) == (after, {"helpdesk": served})
 
 
 def test_an_older_database_beside_newer_artefacts_and_the_other_way_round(

@@ -43,6 +43,7 @@ OTHERS = (
 def warm(smollm2: Path) -> None:
     served.DEMO[:] = [smollm2]
     families.warm_up()
+    served.known_tokenizer(*served.SPECIALS)  # which most children then have
 
 
 def check(kind: str) -> dict[str, Any]:
