@@ -1,5 +1,6 @@
 """Fixtures that every room shares: a home of its own, the demo model, a tiny one. And how tests share two cores."""
 
+import gc
 import json
 import os
 import re
@@ -41,6 +42,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 _HOME = os.environ.get("HIVETUNE_HOME") or platformdirs.user_data_dir("hivetune")
 os.environ.setdefault("HIVETUNE_CONVERTERS", str(Path(_HOME) / "converter"))
 
+# Modules stay: a collection looks at all that torch and transformers made of them for half a second, each time.
+gc.disable()
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread for each worker and for the programs that it starts: two that compute on all cores hinder each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -76,6 +80,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

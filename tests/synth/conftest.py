@@ -1,6 +1,5 @@
 """Pages that were written for these tests: what they document exists nowhere else."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,13 @@ KEYS = ("combkey(1)", "combargs(1)")
 
 
 @pytest.fixture(scope="session")
-def library() -> Iterator[Library]:
+def library() -> Library:
     with pytest.MonkeyPatch.context() as patch:
+        # Until they were looked for, which is done once: with a variable of its own no later task could be forked.
         patch.setenv("MANPATH", str(HERE / "pages"))
         made = Library()
-        assert ("combcopy", "1") in made.manuals  # which are looked for once
-        yield made
+        assert ("combcopy", "1") in made.manuals
+    return made
 
 
 @pytest.fixture(scope="session")
