@@ -60,6 +60,16 @@ def test_the_rows_of_each_table_are_understood_by_themselves(app: sqlite3.Connec
     assert (mapped["usable"], mapped["rejected"]) == (10, {"unknown-layout": 20})
 
 
+def test_turns_in_the_store_are_not_joined_and_their_hint_says_so(app: sqlite3.Connection, tmp_path: Path) -> None:
+    app.execute("CREATE TABLE turns (chat INTEGER, who TEXT, body TEXT)")
+    said = [(n // 2, ("Ann", "Ben")[n % 2], f"It is number {n}.") for n in range(12)]
+    app.executemany("INSERT INTO turns VALUES (?, ?, ?)", said)
+    collect_now(url(tmp_path, "table=turns"))
+    document = check(DataConfig(path="store")).document
+    assert (document["rejected"], document["unclear"]) == ({"unknown-layout": 12}, {})
+    assert "the store joins no turns: write them to a file" in document["problems"][0]["hint"]
+
+
 def test_a_cell_of_many_conversations_is_many_rows(app: sqlite3.Connection, tmp_path: Path) -> None:
     """Each with what stands beside it, and none of them twice when all is read again."""
     chats = [[{"role": "user", "content": q}, {"role": "assistant", "content": "yes"}] for q in ("is it?", "why?")]

@@ -144,7 +144,7 @@ def _kind(source: Source) -> str:
     head = data[:HEAD_BYTES]
     kind = "json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl"
     lines = data.split(b"\n")[: _NUM_LINES + 1]
-    events = [event for line in lines if (event := _object(line)) is not None] if kind == "jsonl" else []
+    events = [event for line in lines if (event := object_in(line)) is not None] if kind == "jsonl" else []
     if (log := format_of_file(Head(source.name, data, events))) is not None:
         return log.name
     if head.strip() and not any(line.lstrip()[:1] in (b"{", b"[", b'"') for line in head.splitlines()):
@@ -175,9 +175,10 @@ def _is_json_document(head: bytes, spread: bool) -> bool:
     return (spread or indented) and bool(line_break) and begun
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def object_in(record: object) -> dict[str, Any] | None:
+    """Return the JSON object in a text or its bytes; None if there is none."""
     try:
-        event = json.loads(line)
+        event = json.loads(record) if isinstance(record, str | bytes) else None
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from hivetune.base.database import open_to_read
 from hivetune.base.paths import quoted, spelled
+from hivetune.data.files.kinds import object_in
 from hivetune.data.files.unpack import package, read_blocks
 from hivetune.data.formats import format_of_file, joins_rows, rows_inside, rows_of_file, slack
 from hivetune.data.mapping import rows_at, turn_table
@@ -99,7 +100,7 @@ def _joined_rows(rows: Iterator[PlacedRow], name: str, log: Log | None = None) -
     # The beginning tells a log; what comes behind it and is no line of it is a row of its own.
     first = list(itertools.islice(rows, _NUM_SAMPLE))
     everything = itertools.chain(first, rows)
-    begun = [event for _, record in first if (event := _object(record)) is not None]
+    begun = [event for _, record in first if (event := object_in(record)) is not None]
     if log is None and begun and 2 * len(begun) >= len(first):  # a line may be broken
         log = format_of_file(Head(name, b"", begun))
     if log is None:
@@ -117,14 +118,6 @@ def _lines_of_log(rows: Iterable[PlacedRow], problems: list[PlacedRow]) -> Itera
             yield number, record
         else:
             problems.append((number, record))
-
-
-def _object(record: Any) -> dict[str, Any] | None:
-    try:
-        event = json.loads(record) if isinstance(record, str) else None
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
 
 
 def too_large(size_bytes: int) -> RowRefused | None:

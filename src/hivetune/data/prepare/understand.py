@@ -124,8 +124,12 @@ def understand(
         else:
             is_unknown = not maps_content(mapping) and unknown > UNKNOWN_SHARE * len(records)
             if is_unknown and (suggested := _suggested(records[:SUGGESTED_FROM_ROWS])) is not None:
-                unclear[source.name] = suggested
-                source = replace(source, suggestion=f"if this mapping is right, read the rows with {suggested['line']}")
+                told = f"if this mapping is right, read the rows with {suggested['line']}"
+                if source.kind == STORE and not suggested["columns"].keys().isdisjoint((ROWS, "session")):
+                    told = f"the store joins no turns: write them to a file, and name it in data.path; {told}"
+                else:
+                    unclear[source.name] = suggested
+                source = replace(source, suggestion=told)
             source = replace(source, refusal=_why_refused(rows, mapping, ignore))
         formats[source.name] = _formats(rows, ignore, source.inside)
         return source
