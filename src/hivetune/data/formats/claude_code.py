@@ -112,14 +112,6 @@ def _rows(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     lines = _lines_of(session)
     for line in lines.values():
         above = lines.get(line.parent or "")
-        # The page that a command of the user's own stands for follows as a note; a command of the program has none.
-        # What the user wrote after the name of the command is what they asked.
-        is_of_command = above is not None and _text(above.message).lstrip().startswith("<command-")
-        if above is not None and is_of_command and line.event.get("isMeta") is True:
-            line.is_note = True
-            arguments = _text(above.message).partition("<command-args>")[2].partition("</command-args>")[0].strip()
-            if arguments:
-                above.is_note, above.message = False, {"role": "user", "content": arguments}
         sidechains = [one is not None and one.event.get("isSidechain") is True for one in (above, line)]
         asks_subagent = sidechains == [False, True] and line.role == "user" and not line.parts("tool_result")
         if asks_subagent or (line.role == "user" and _text(line.message).lstrip().startswith(_CLEAR)):

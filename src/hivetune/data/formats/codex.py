@@ -59,8 +59,10 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
         if kind == "compacted":
             yield from _row(session)
             session = _after(payload, session)
-            payload = {"type": "message", "role": "user", "content": payload.get("message")}
-            kind = "response_item" if payload["content"] else kind
+            # The history that replaces the turns holds the summary too.
+            told = None if payload.get("replacement_history") else payload.get("message")
+            payload = {"type": "message", "role": "user", "content": told}
+            kind = "response_item" if told else kind
         if kind == "session_meta":
             session.name, session.time = payload.get("id"), payload.get("timestamp") or event.get("timestamp")
             text = one_of(payload.get("base_instructions"), "text") or payload.get("instructions")
@@ -83,7 +85,7 @@ def _after(compaction: dict[str, Any], session: _Session) -> _Session:
     following = _Session(session.name, session.time, session.system, is_hidden=hidden)
     for item in history:
         if item.get("type") not in _SUMMARIES:
-            _add(following.items, {**item, "weight": 0})
+            _add(following.items, {**item, "weight": 0} if _is_of_answer(item) else item)
     return following
 
 
