@@ -26,6 +26,7 @@ RECENT = 256  # lessons that are kept: a row is compared with the first and the 
 # rows.
 REMEMBERED = 1 << 20
 BLOCK_ROWS = 4096
+PART_ROWS = 1 << 18  # whose keys are in one dictionary
 
 
 class Pair(NamedTuple):
@@ -165,21 +166,27 @@ def dropped(copies: Iterable[Pair]) -> Iterator[Pair]:
             yield pair
 
 
-def _candidates(keys: Sequence[int], sets: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _candidates(keys: "array[int]", sets: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield each position with the first and the last earlier position of the same key, if they are in other `sets`.
     Keys of 0 are skipped.
     """
-    first: dict[int, int] = {}
-    firsts = array("I", map(first.setdefault, keys, range(len(keys))))
-    # Most keys have one row, or are of rows in one set: they are passed over without a step of Python for each row.
-    divided = set(compress(firsts, map(ne, sets, map(sets.__getitem__, firsts))))
-    divided.discard(first.pop(0, -1))
-    last: dict[int, int] = {}
-    for row in compress(range(len(keys)), map(divided.__contains__, firsts)):
-        earliest = firsts[row]
-        latest = last.get(earliest, earliest)
-        last[earliest] = row
-        if sets[row] != sets[earliest]:
-            yield row, earliest
-        if latest != earliest and sets[row] != sets[latest]:
-            yield row, latest
+    # In parts by one byte of the keys: a dictionary of a million keys takes 110 MB, its parts 30 MB, in the same time.
+    num_parts = 1 + len(keys) // PART_ROWS
+    part_of = bytes(memoryview(keys).cast("B")[:: keys.itemsize])
+    for part in range(num_parts):
+        chosen = part_of.translate(bytes(byte % num_parts == part for byte in range(256)))
+        rows = array("I", compress(range(len(keys)), chosen))
+        first: dict[int, int] = {}
+        firsts = array("I", map(first.setdefault, compress(keys, chosen), rows))
+        # Most keys have one row, or are of rows in one set: they are passed over without a step of Python for each row.
+        divided = set(compress(firsts, map(ne, map(sets.__getitem__, rows), map(sets.__getitem__, firsts))))
+        divided.discard(first.get(0, -1))
+        last: dict[int, int] = {}
+        repeated = list(map(divided.__contains__, firsts))
+        for row, earliest in zip(compress(rows, repeated), compress(firsts, repeated), strict=True):
+            latest = last.get(earliest, earliest)
+            last[earliest] = row
+            if sets[row] != sets[earliest]:
+                yield row, earliest
+            if latest != earliest and sets[row] != sets[latest]:
+                yield row, latest
