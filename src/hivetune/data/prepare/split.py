@@ -32,9 +32,8 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
 def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -> dict[str, Any]:
     """Give each usable row its group and its split. `alike` are pairs of rows with nearly the same question.
 
-    Return for the report the number of `groups`, the size of the `largest`, the number of rows that were not joined to
-    their group because it would be larger than all that may be held out (`broken_up`), and a sentence for each split
-    that misses its share by more than SHARE_FACTOR (`missed`).
+    Return for the report the number of `groups`, the size of the `largest`, and a sentence for each split that misses
+    its share by more than SHARE_FACTOR (`missed`).
     """
     num_rows = work.num_rows
     usable = bytearray(num_rows)
@@ -44,16 +43,14 @@ def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -
     limit = max(1, int((data.validation + data.test) * total))
     # The strongest tie first, since a group that is full takes no more.
     groups_of = Groups(num_rows, usable)
-    broken: set[int] = set()  # rows whose ties were not kept, since their group is full
     for most, ties in (
-        (total, _equal(work, "read64", total, broken)),  # one text is never on both sides
-        (limit, _equal(work, "question64", limit, broken)),
-        (limit, _equal(work, "session64", limit, broken)),
+        (total, _equal(work, "read64", total)),  # one text is never on both sides
+        (limit, _equal(work, "question64", limit)),
+        (limit, _equal(work, "session64", limit)),
         (limit, alike),  # also of dropped copies, which may connect others
     ):
         for one, other in ties:
-            if not groups_of.join(one, other, most):
-                broken.add(other)
+            groups_of.join(one, other, most)
     root = groups_of.closed()
     # Arrays, since a dictionary of a million rows takes 100 MB.
     sizes = array("I", bytes(4 * num_rows))
@@ -70,7 +67,6 @@ def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -
     return {
         "groups": len(groups),
         "largest": max((sizes[group] for group in groups), default=0),
-        "broken_up": len(broken),
         "missed": _missed(total, _rows_of(groups, side, sizes), _wanted(total, data)),
     }
 
@@ -89,23 +85,17 @@ def _missed(total: int, held: Sequence[int], wanted: Iterable[tuple[int, float]]
     ]
 
 
-def _equal(work: Work, column: str, most: int, broken: set[int]) -> Iterator[tuple[int, int]]:
+def _equal(work: Work, column: str, most: int) -> Iterator[tuple[int, int]]:
     """Yield pairs of usable rows with the same value, each with the first one that has it. A value of more than `most`
-    rows ties none (one question about many documents, one greeting before many conversations): they go to `broken`.
+    rows ties none (one question about many documents, one greeting before many conversations).
     """
-    query = (
-        f"SELECT {column}, n, count(*) OVER (PARTITION BY {column}) FROM rows"
-        f" WHERE fate = 'train' AND {column} NOT NULL ORDER BY {column}, n"
+    # Filtered by SQLite, since most values have one row.
+    yield from work.all(
+        f"SELECT first, n FROM (SELECT n, {column} AS value, min(n) OVER same AS first, count(*) OVER same AS num_rows"
+        f" FROM rows WHERE fate = 'train' AND {column} NOT NULL WINDOW same AS (PARTITION BY {column}))"
+        " WHERE n != first AND num_rows <= ? ORDER BY value, n",
+        most,
     )
-    first = last = None
-    for value, row, count in work.all(query):
-        if count > most:
-            broken.add(row)
-        elif value != last:
-            first, last = row, value
-        else:
-            assert first is not None
-            yield first, row
 
 
 def _anchors(work: Work, root: "array[int]") -> "array[int]":
