@@ -1,5 +1,6 @@
 """Pages that were written for these tests: what they document exists nowhere else."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,13 @@ HERE = Path(__file__).parent
 KEYS = ("combkey(1)", "combargs(1)")
 
 
-@pytest.fixture(scope="session")
-def library() -> Library:
+@pytest.fixture(scope="module")  # `man` reads the variable too, and with it no task of a later file could be forked
+def library() -> Iterator[Library]:
     with pytest.MonkeyPatch.context() as patch:
-        # Until they were looked for, which is done once: with a variable of its own no later task could be forked.
         patch.setenv("MANPATH", str(HERE / "pages"))
         made = Library()
-        assert ("combcopy", "1") in made.manuals
-    return made
+        assert ("combcopy", "1") in made.manuals  # which are looked for once
+        yield made
 
 
 @pytest.fixture(scope="session")
