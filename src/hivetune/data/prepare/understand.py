@@ -369,7 +369,8 @@ def _candidates(rows: Sequence[Row], texts: dict[str, list[str]]) -> Iterator[di
         yield from ({"messages": path, **names} for names in _turns(turns))
     for names in _turns(rows):
         # The first column whose values come again is that of the conversation.
-        values = {name: [str(row[name]) for row in rows if row.get(name) not in EMPTY] for name in rows[0]}
+        columns = dict.fromkeys(name for row in rows for name in row)
+        values = {name: [str(row[name]) for row in rows if row.get(name) not in EMPTY] for name in columns}
         again = [name for name, said in values.items() if 1 < len(set(said)) < REPEATED_SHARE * len(said)]
         sent = [name for name in values if plain_name(name) in (*TIME, "sent", "sent_at")]
         for session in [name for name in again if name not in names.values()][:1]:
