@@ -31,7 +31,7 @@ def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path) -> None:
 
     assert "same model" in said(label, label)
     assert "no such release" in said(label, "helper@9")
-    assert "is not a file" in said(str(tmp_path / "gone.gguf"), label)
+    assert "does not exist" in said(str(tmp_path / "gone.gguf"), label)
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(base.read_bytes()[:-100])
     assert "truncated" in said(str(cut), label)

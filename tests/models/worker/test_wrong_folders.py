@@ -60,7 +60,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "not a causal language model",
     ),
     "whisper": ("SpeechSeq2Seq", "whisper", WHISPER, "not a causal language model"),
-    "classifier": ("SequenceClassification", "llama", {"tie_word_embeddings": True}, "hold score.weight"),
+    "classifier": ("SequenceClassification", "llama", {"tie_word_embeddings": True}, "have score.weight"),
     "vit": ("ImageClassification", "vit", {}, "not a causal language model"),
 }
 GOOD = [name for name, (_, _, _, refused) in FAMILIES.items() if not refused]
@@ -136,8 +136,8 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "one tensor is missing": ("llama", without(UP), f"lack {UP}"),
     "the last layer is missing": ("llama", without("layers.1."), r"lack model.layers.1.* and 6 more"),
     "no head, and none is tied": ("llama", config(tie_word_embeddings=False), "lack lm_head.weight"),
-    "a tensor of no layer": ("llama", tensors(lambda t: t.update({"model.mix.weight": t[UP] + 1})), "hold model.mix"),
-    "biases that the config does not have": ("qwen2", config(model_type="llama"), "hold .*bias"),
+    "a tensor of no layer": ("llama", tensors(lambda t: t.update({"model.mix.weight": t[UP] + 1})), "have model.mix"),
+    "biases that the config does not have": ("qwen2", config(model_type="llama"), "have .*bias"),
     "biases that the weights do not have": ("llama", config(attention_bias=True), "lack .*_proj.bias"),
     "a tied head that differs": (
         "llama",
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "ties lm_head.weight .* two different",
     ),
     "more layers in the config": ("llama", config(num_hidden_layers=3), "lack model.layers.2"),
-    "fewer layers in the config": ("llama", config(num_hidden_layers=1), "hold model.layers.1"),
+    "fewer layers in the config": ("llama", config(num_hidden_layers=1), "have model.layers.1"),
     "another vocabulary in the config": ("llama", config(vocab_size=300), r"embed_tokens.* config.json requires"),
     "a transposed matrix": ("llama", changed(UP, lambda w: w.t()), r"is \[32, 48\], but config.json requires"),
     "an adapter alone": ("llama", tensors(lambda t: renamed(t, "model.", "base_model.model.model.")), "lack lm_head"),
@@ -161,7 +161,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "NaN": ("llama", changed(UP, lambda w: w.clone().index_fill(0, torch.tensor([3]), torch.nan)), "NaN or infinity"),
     "a tensor of zeros": ("llama", changed(UP, torch.zeros_like), "all zeros"),
     "half of a matrix is zeros": ("llama", tensors(lambda t: t[UP][24:].zero_()), "ends with zeros"),
-    "one value": ("llama", changed(UP, lambda w: torch.full_like(w, 0.5)), "one value only"),
+    "one value": ("llama", changed(UP, lambda w: torch.full_like(w, 0.5)), "the same value everywhere"),
     "int8 numbers": ("llama", changed(UP, lambda w: (w * 99).to(torch.int8)), "stored as I8"),
     # Files.
     "a file that is cut": ("llama", lambda f: bytes_of(f, lambda c: c[:-500]), "is damaged"),
@@ -197,9 +197,9 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "the config is a list": ("llama", lambda f: (f / "config.json").write_text("[1]"), "not a JSON object"),
     # Tokenizer and template.
     "no template": ("llama", lambda f: (f / "chat_template.jinja").unlink(), "no chat template"),
-    "a tokenizer with more tokens": ("llama", lambda f: tokenizer(f, grow), "its embedding only"),
-    "a tokenizer of a small model": ("llama", large_embedding, "its tokenizer only"),
-    "an end token outside": ("llama", config(eos_token_id=70_000), "end token 70000 is outside"),
+    "a tokenizer with more tokens": ("llama", lambda f: tokenizer(f, grow), "its embedding has only"),
+    "a tokenizer of a small model": ("llama", large_embedding, "its tokenizer has only"),
+    "an end token outside": ("llama", config(eos_token_id=70_000), "end token has the id 70000"),
     "an end token in words": ("llama", config(eos_token_id="two"), "eos_token_id is 'two'"),
     "no end token at all": ("llama", unended, "end token"),
     "a tokenizer that is none": ("llama", lambda f: (f / "tokenizer.json").write_text('{"a": 3}'), "not a tokenizer"),
