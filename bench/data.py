@@ -30,12 +30,17 @@ CASES: dict[str, dict[str, Any]] = {
     "+ near duplicates (all defaults)": {},
 }
 PREPARE = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from hivetune.config import RunConfig
 from hivetune.data.prepare.prepare import prepare
 config = RunConfig.model_validate(json.loads(sys.argv[1]))
-prepare(config, Path(config.model))  # walk.prepare would first make the model ready in the fresh home
+read = []
+def progress(done, total):
+    if done and total is None:  # all rows are read
+        read.append(time.perf_counter())
+prepare(config, Path(config.model), progress)  # walk.prepare would first make the model ready in the fresh home
+print(time.perf_counter() - read[0])
 """
 
 
@@ -77,13 +82,14 @@ def memory_bytes(process: psutil.Process) -> int:
     return total
 
 
-def measure(rows: Path, model: Path, settings: dict[str, Any]) -> tuple[float, float, int]:
-    """Return seconds, processor seconds of all processes (on a busy machine the better number) and bytes."""
+def measure(rows: Path, model: Path, settings: dict[str, Any]) -> tuple[float, float, float, int]:
+    """Return seconds, those after the last row was read (duplicates, splits, report and snapshot), processor seconds of
+    all processes (on a busy machine the better number) and bytes."""
     config = json.dumps({"model": str(model), "data": {"path": str(rows), **settings}})
     with tempfile.TemporaryDirectory(dir=rows.parent) as home:
         started, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         environment = {**os.environ, "HIVETUNE_HOME": home}
-        process = psutil.Popen([sys.executable, "-c", PREPARE, config], env=environment, stdout=subprocess.DEVNULL)
+        process = psutil.Popen([sys.executable, "-c", PREPARE, config], env=environment, stdout=subprocess.PIPE)
         peak = 0
         while process.poll() is None:
             peak = max(peak, memory_bytes(process))
@@ -91,7 +97,9 @@ def measure(rows: Path, model: Path, settings: dict[str, Any]) -> tuple[float, f
         seconds, now = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode != 0:
         sys.exit(f"the preparation ended with {process.returncode}")
-    return seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime, peak
+    assert process.stdout
+    behind = float(process.stdout.read())
+    return seconds, behind, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime, peak
 
 
 def main() -> None:
@@ -106,11 +114,12 @@ def main() -> None:
         write_rows(rows, arguments.rows)
         write_rows(small, 10_000)
         print(f"{arguments.rows:,} rows, {rows.stat().st_size / 1e6:.0f} MB, {os.cpu_count()} cores\n")
-        print("| case | rows | seconds | CPU seconds | rows/s | memory MB |\n|---|---:|---:|---:|---:|---:|")
+        print("| case | rows | seconds | after reading | CPU seconds | rows/s | memory MB |")
+        print("|---|---:|---:|---:|---:|---:|---:|")
         cases = [(name, rows, arguments.rows, settings) for name, settings in CASES.items()]
         for name, file, count, settings in (*cases, ("10,000 rows, all defaults", small, 10_000, {})):
-            seconds, cpu, memory = measure(file, model, settings)
-            told = f"{seconds:.1f} | {cpu:.1f} | {count / seconds:,.0f} | {memory / 1e6:.0f}"
+            seconds, behind, cpu, memory = measure(file, model, settings)
+            told = f"{seconds:.1f} | {behind:.1f} | {cpu:.1f} | {count / seconds:,.0f} | {memory / 1e6:.0f}"
             print(f"| {name} | {count:,} | {told} |", flush=True)
 
 

@@ -29,6 +29,7 @@ HEAD = re.compile(r"(?a)(?<![A-Za-z0-9_])(?=(\S\S))")  # the first two character
 DIGITS = re.compile(r"\d\D{0,2}\d")
 Note = tuple[str, str]  # a reason for a change, and what was changed where
 Gate = Literal["text", "folded", "digits", "long-word"]
+Sign = tuple[tuple[str, ...], re.Pattern[str], list[int]]  # markers, what must occur besides, and rules by number
 Place = Literal["anywhere", "marker", "behind"]  # of a match: where a marker begins, or behind it
 
 
@@ -91,14 +92,16 @@ class RuleSet:
         # Most texts hold no sign of any rule. To ask each of 130 rules takes 70 us for 500 characters, so rules with
         # the same signs are asked together, and those of tokens by the first two characters of their markers.
         self._by_head: dict[str, list[int]] = {}
-        self._by_sign: dict[Gate, dict[tuple[tuple[str, ...], str], list[int]]] = {}
+        by_sign: dict[tuple[Gate, tuple[str, ...], str], list[int]] = {}
         for number, rule in enumerate(rules):
             if rule.gate == "long-word" and rule.at == "marker":
                 for head in {marker[:2] for marker in rule.markers}:
                     self._by_head.setdefault(head, []).append(number)
             else:
-                signs = self._by_sign.setdefault(rule.gate, {})
-                signs.setdefault((rule.markers, rule.needs), []).append(number)
+                by_sign.setdefault((rule.gate, rule.markers, rule.needs), []).append(number)
+        self._signs: dict[Gate, list[Sign]] = {}
+        for (gate, markers, needs), numbers in by_sign.items():
+            self._signs.setdefault(gate, []).append((markers or ("",), re.compile(needs), numbers))
 
     def find(self, text: str) -> list[Find]:
         """Return the finds in order, without overlaps."""
@@ -119,12 +122,14 @@ class RuleSet:
         long_words = " ".join([word for word in text.split() if len(word) >= LONG_WORD])
         gates = {"text": text, "folded": lower, "digits": text if DIGITS.search(text) else "", "long-word": long_words}
         numbers: set[int] = set()
-        for gate, signs in self._by_sign.items():
-            if looked_at := gates[gate]:
-                for (markers, needs), rules in signs.items():
-                    has_marker = not markers or any([marker in looked_at for marker in markers])
-                    if has_marker and (not needs or re.search(needs, text)):
-                        numbers.update(rules)
+        for gate, signs in self._signs.items():
+            looked_at = gates[gate]
+            for markers, needs, rules in signs if looked_at else ():
+                for marker in markers:
+                    if marker in looked_at:
+                        if needs.search(text):
+                            numbers.update(rules)
+                        break
         for head in self._by_head.keys() & HEAD.findall(long_words) if long_words else ():
             numbers.update(self._by_head[head])
         return [self.rules[number] for number in sorted(numbers)]
