@@ -59,6 +59,14 @@ def test_an_argument_that_is_dropped_is_missed(tmp_path: Path) -> None:
     assert "argument of a tool call" in refusal(renderer, asked, answer("", call(1, town="Köln")))
 
 
+def test_arguments_that_a_template_writes_as_they_come_are_json(tmp_path: Path) -> None:
+    """As an object they would be trained in Python's form; llama.cpp sends such a template the client's text."""
+    calls = "{% for c in message.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments }}{% endfor %}"
+    renderer = load_renderer(make_model(tmp_path, CHATML.replace("+ '<|im_end|>'", "}}" + calls + "{{ '<|im_end|>'")))
+    text = renderer.text((user("Weather?"), answer("", call(1, city="Köln"))))
+    assert 'get_weather {"city": "Köln"}<|im_end|>' in text
+
+
 def test_ids_that_a_template_refuses_are_made_fit(tmp_path: Path) -> None:
     """Mistral's ids have nine letters or digits; those of other makers are refused by its template."""
     renderer = renderer_of(tmp_path, "mistral_nemo")

@@ -138,7 +138,8 @@ def _find_calls(template: ChatTemplate) -> Dialect:
             dialect = Dialect(text_arguments=text_arguments, null_content=null_content)
             for identity in (USUAL_ID, SHORT_ID):
                 text = _try(template, dialect, USER_TURN, _call(identity))
-                if all(part in text for part in (CALL, KEY, VALUE)):
+                # Python's form of an object is no JSON: such a template wants a text.
+                if all(part in text for part in (CALL, KEY, VALUE)) and repr({KEY: VALUE}) not in text:
                     return replace(dialect, short_ids=identity == SHORT_ID, writes_ids=identity in text)
     return Dialect()
 
