@@ -327,7 +327,7 @@ def _apply_policies(example: Example, settings: RowSettings) -> Example:
         raise RowRefused("failed")
     needed = {"sft": "sft", "correction": "corrections"}.get(example.lesson)
     if needed is not None and needed not in settings.learn:
-        raise RowRefused("not-learned", f"learn.use does not name {needed}")
+        raise RowRefused("not-learned", f"learn.use does not name {needed}: add it to learn from such rows")
     if example.untrusted and "untrusted" not in settings.data.also_train:
         raise RowRefused("untrusted")
     is_own_answer = example.answered_by is not None and example.lesson == "sft"
