@@ -154,7 +154,7 @@ def test_no_room_for_the_checkpoints_is_said_before_anything_starts(
     config = make_run(tmp_path, [])
     free = 300_000
     monkeypatch.setattr(supervisor, "disk_free_bytes", lambda folder: free)
-    with pytest.raises(DoesNotFit, match="needs 1 MB of disk, and 300 kB are free"):
+    with pytest.raises(DoesNotFit, match="needs 1 MB of disk space, and 300 kB are free"):
         supervise(tmp_path, config)
     free = 2_000_000  # enough for a small run: its checkpoints have a few kB
     assert supervise(tmp_path, config).check().status == "done"

@@ -57,7 +57,7 @@ def test_the_text_part_alone(kind: str, tiny_source: Path, tmp_path: Path) -> No
     assert f"{source}:text" in caught.value.hint
     target = folder_for(f"{source}:text")
     prepare_model(f"{source}:text", target)
-    assert read_prepared(target).source == str(target)
+    assert read_prepared(target).kind == "folder"
     alone = AutoModelForCausalLM.from_pretrained(target).eval()
     assert alone.config.model_type == f"{kind}_text"
     tokens = torch.arange(9)[None]
