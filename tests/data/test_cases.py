@@ -183,6 +183,13 @@ def test_a_mapped_outcome_is_yes_or_no_and_a_condition_has_a_column(tmp_path: Pa
         assert report_of(path, columns={"where": condition})["usable"] == usable
 
 
+def test_a_condition_on_a_column_that_comes_late(tmp_path: Path) -> None:
+    """It was called a column that no row has, since none of the first ones had it."""
+    rows = [{"prompt": f"Is {n} odd?", "completion": "No.", **({} if n < 450 else {"end": "yes"})} for n in range(460)]
+    document = report_of(write(tmp_path / "rows.jsonl", rows), columns={"where": "end=yes"}, near_duplicates=0)
+    assert (document["usable"], document["set_aside"]) == (10, {"filtered": 450})
+
+
 def test_an_answer_that_begins_inside_a_thought() -> None:
     for example in examples(CASES / "closing-think.jsonl"):
         assert isinstance(example, Example)

@@ -20,6 +20,7 @@ def test_every_reason_to_leave_a_row_out_is_documented() -> None:
         for name, meaning in re.findall(r"^\| `([\w-]+)` \| (.*?) \|$", text, flags=re.M):
             found[name] = (severity, meaning)
     assert found == {name: (r.severity, r.meaning) for name, r in REASONS.items() if r.severity in sections}
+    assert all(reason.hint for reason in REASONS.values())
     assert list(found) == [n for s in sections for n, r in REASONS.items() if r.severity == s]
 
 

@@ -17,7 +17,7 @@ import difflib
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -230,15 +230,20 @@ def where_of(condition: str) -> tuple[str, str, str]:
     return match["column"].strip(), match["how"].strip(), match["wanted"].strip()
 
 
-def lacks_where(rows: Sequence[Row], columns: Mapping[str, str]) -> UsageError | None:
-    """Return the error of a condition on a column that none of these rows has; None if a row has it."""
-    if WHERE not in columns or not rows:
+def lacks_where(rows: Iterable[Row], columns: Mapping[str, str]) -> UsageError | None:
+    """Return the error of a condition on a column that none of these rows has; None if a row has it, or there are no
+    rows.
+    """
+    first = None
+    for row in rows if WHERE in columns else ():
+        first = first or row
+        if _has_column(row, where_of(columns[WHERE])[0]):
+            return None
+    if first is None:
         return None
     column = where_of(columns[WHERE])[0]
-    if any(_has_column(row, column) for row in rows):
-        return None
     problem = f"data.columns: where={columns[WHERE]}: no row has a column {column!r}"
-    return UsageError(problem, hint=near_column(rows[0], column))
+    return UsageError(problem, hint=near_column(first, column))
 
 
 def _plain(value: Any) -> str:

@@ -140,8 +140,13 @@ def understand(
         else:
             sources.append(looked_at(source))
         progress(number, len(inputs.sources))
-    if (error := lacks_where(seen, columns)) is not None:
-        raise error
+    if lacks_where(seen, columns) is not None:
+        # It may come late, in a log that got new fields.
+        records = (
+            record for source in inputs.sources for record in _records(replace(source, inside=columns.get(ROWS, "")))
+        )
+        if (error := lacks_where(records, columns)) is not None:
+            raise error
     return Understood(replace(inputs, sources=tuple(sources)), formats, unclear, seen[0] if seen else {})
 
 
@@ -191,6 +196,14 @@ def _sample(source: Source, columns: Mapping[str, str]) -> tuple[list[Row], list
         if number == SAMPLE_ROWS or size_bytes > SAMPLE_BYTES:
             break
     return records, rows, unknown
+
+
+def _records(source: Source) -> Iterator[Row]:
+    """Yield all records of a file that are JSON objects."""
+    for raw in read_rows(source):
+        with contextlib.suppress(RowRefused, RecursionError):
+            if raw.problem is None:
+                yield parse_row(raw.payload)
 
 
 # Columns that are not read.
