@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -300,3 +301,13 @@ def test_a_name_that_the_locale_can_not_read_is_told_from_one_that_is_no_utf_8()
             check_storable(name)
         assert hint in refused.value.hint
     check_storable("\u00fc.jsonl")
+
+
+def test_a_folder_whose_rows_are_all_hidden_says_where_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "a log" / ".claude" / "projects"
+    folder.mkdir(parents=True)
+    (folder / "one.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match="contains no files of rows") as refused:
+        find_sources(str(tmp_path / "a log"))
+    assert shlex.quote(str(folder.parent)) in refused.value.hint
+    assert find_sources(str(folder.parent)) == [str(folder / "one.jsonl")]

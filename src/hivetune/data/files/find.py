@@ -96,6 +96,10 @@ def _files_of(path: str) -> list[str]:
         if known := [str(file) for file in inside if _is_known(file.name)]:
             return known
         hint = f"known: {', '.join(_SUFFIXES)}, also .gz and .zst"
+        if hidden := next((file for file in files_below(path, hidden=True) if _suffix(file) in _SUFFIXES), None):
+            parts = PurePath(os.path.relpath(hidden, path)).parts
+            first = next(number for number, part in enumerate(parts, 1) if part.startswith("."))
+            hint = f"what is hidden is read only where it is named: {quoted(PurePath(path, *parts[:first]))}"
         raise UsageError(f"{spelled(path)} contains no files of rows", hint=hint)
     if os.path.exists(path):
         # A named pipe waits for a writer, and a device may never end; a shell's <(command) is a pipe too.
