@@ -16,7 +16,7 @@ from hivetune.run.folder import CONFIG, read_resolved
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.fast.build import missing_kernels_reason
 from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import LoraModel, read_documents
+from hivetune.train.worker.model.protocol import read_documents
 from hivetune.train.worker.settle import apply_choices, complete
 
 # Rows whose loss is computed together: enough for the engine to pack them well, few enough to beat often.
@@ -33,7 +33,11 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     names = {adapter: side_name(adapter) for adapter in (None, task.adapter)}
     path = None
     if missing := [adapter for adapter, name in names.items() if not is_scored(task.scores, name, task.rows)]:
-        model = _load(task, choices)
+        device, dtype = apply_choices(choices)
+        lora, tensors = (LoraConfig(r=1), None) if task.adapter is None else read_adapter(task.adapter)
+        model = load_model(task.model, lora, method="lora", dtype=dtype, device=device, choices=choices)
+        if tensors is not None:
+            fill(model.adapter, tensors, str(task.adapter))
         path = model.path
         snapshot = open_snapshot(task.snapshot)
         with Journal(task.scores) as lines:
@@ -46,15 +50,6 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
                         lines.append("loss", model=names[adapter], row=document.row, nll=finite, tokens=tokens)
                         heartbeat.beat(Beat.ITEM)
     return {"path": path, "choices": choices.as_dict()}
-
-
-def _load(task: Score, choices: Choices) -> LoraModel:
-    device, dtype = apply_choices(choices)
-    lora, tensors = (LoraConfig(r=1), None) if task.adapter is None else read_adapter(task.adapter)
-    model = load_model(task.model, lora, method="lora", dtype=dtype, device=device, choices=choices)
-    if tensors is not None:
-        fill(model.adapter, tensors, str(task.adapter))
-    return model
 
 
 def choices_of(adapter: Path | None) -> Choices:

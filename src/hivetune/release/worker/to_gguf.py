@@ -159,15 +159,11 @@ def tokenizer_settings(model: Path, document: Mapping[str, Any]) -> dict[str, An
     }
     settings["additional_special_tokens"] = [token["content"] for token in added if token.get("special")]
     if is_sentencepiece(document):
-        settings["add_prefix_space"] = adds_space_prefix(document)
+        # Whether a space is put before every text segment, as by Llama 2's. Metaspace's "first" puts it at the start of
+        # the text only, where a chat prompt has a special token.
+        steps = json.dumps([document.get("normalizer"), document.get("pre_tokenizer")])
+        settings["add_prefix_space"] = '"Prepend"' in steps or '"prepend_scheme": "always"' in steps
     return settings
-
-
-def adds_space_prefix(document: Mapping[str, Any]) -> bool:
-    """Return whether the tokenizer puts a space before every text segment, as Llama 2's does."""
-    # Metaspace's "first" prepends at the start of the text only, where a chat prompt has a special token.
-    steps = json.dumps([document.get("normalizer"), document.get("pre_tokenizer")])
-    return '"Prepend"' in steps or '"prepend_scheme": "always"' in steps
 
 
 def is_sentencepiece(document: Mapping[str, Any]) -> bool:
