@@ -115,9 +115,7 @@ def set_aside(database: sqlite3.Connection, kind: ForgetKind, value: str, by: st
     with transaction(database):
         rows = _find(database, kind, value)
         if not rows:
-            raise UsageError(
-                f"no stored row has the {kind} {value}", hint="check the spelling, or collect the rows first"
-            )
+            raise UsageError(f"no stored row has the {kind} {value}", hint="check the spelling, or collect it first")
         now = time.time()
         aside = {(content, by, now) for content in rows.values()}
         database.executemany("INSERT OR IGNORE INTO set_aside VALUES (?, ?, ?)", sorted(aside))

@@ -87,9 +87,7 @@ def turn_table(columns: Mapping[str, str]) -> Log:
         session = value_of(event, columns["session"])
         if not isinstance(session, str | int):
             column = columns["session"]
-            return RowRefused(
-                "unknown-layout", f"the row has no value in the session column {column!r}; {near_column(event, column)}"
-            )
+            return RowRefused("unknown-layout", f"it has no session in {column!r}; {near_column(event, column)}")
         try:
             _filter(event, columns)
         except RowRefused as refused:

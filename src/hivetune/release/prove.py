@@ -94,9 +94,7 @@ def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> li
     chosen = itertools.islice(rows, PASSAGES)
     passages = [_passage(snapshot.tokens(row), snapshot.trained(row)) for row in chosen]
     if not passages:
-        raise DataRefused(
-            f"every row is longer than {longest:,} tokens, so the export can't be compared: use --no-check"
-        )
+        raise DataRefused(f"every row is longer than {longest:,} tokens, so it can't be compared: use --no-check")
     return passages
 
 
@@ -262,13 +260,9 @@ def _score_place(
         likeliest = [[int(candidate["id"]), float(candidate["logprob"])] for candidate in reported[0]["top_logprobs"]]
         written, logprob = int(reported[0]["id"]), float(reported[0]["logprob"])
     except (TypeError, LookupError, ValueError):
-        raise HivetuneError(
-            f"this llama.cpp reports no probabilities of tokens, use another build: {str(reported)[:200]}"
-        ) from None
+        raise HivetuneError(f"llama.cpp reports no probabilities; use another build: {str(reported)[:200]}") from None
     if written != passage.tokens[place]:
-        raise HivetuneError(
-            f"llama.cpp returned the token {written}, although the request forces the token {passage.tokens[place]}"
-        )
+        raise HivetuneError(f"llama.cpp returned the token {written} instead of the forced {passage.tokens[place]}")
     return [logprob, likeliest], ended
 
 

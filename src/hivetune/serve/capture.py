@@ -90,9 +90,7 @@ class Capture:
         except TimeoutError:
             # No queue: what waits for a disk is lost with the process, after its client was told "later".
             self.left_out += stored.cancel()  # else it is being written, and counts when it is
-            raise MachineNotFit(
-                "the entry can't be stored now", hint="try again later; /health says what is wrong"
-            ) from None
+            raise MachineNotFit("the entry can't be stored now", hint="try again later; see /health") from None
 
     def close(self) -> None:
         """Write the queued entries, then end the thread."""

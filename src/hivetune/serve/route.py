@@ -99,9 +99,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
         bare, at, _ = name.partition("@")
         if at:
             hint = f"serve {bare}, and ask for the model {name}"
-            raise UsageError(
-                f"{name}: give a name without a version, since the gateway serves all versions of a name", hint=hint
-            )
+            raise UsageError(f"{name}: give the name alone, since the gateway serves all of its versions", hint=hint)
         find(database, name)
     found, base, served = Wanted(), ("", ""), dict[str, Path]()
     champions = champion_versions(database)

@@ -249,7 +249,7 @@ def test_a_log_of_one_event_a_line_is_a_users_format(own_formats: Path, tmp_path
         (("[our-desk]", "[messages]"), "two formats are called 'messages'"),
         (('skip = "internal"', 'refuse = { bad = "x" }'), "there is no reason 'bad'"),
         (("[our-desk]", "our-desk = 1\n[x]"), "'our-desk' is outside of a table"),
-        (('skip = "internal"', 'day = "@"'), "sets day, which also needs mark and a column of turns"),
+        (('skip = "internal"', 'day = "@"'), "sets day, but not mark and a column of turns"),
     ],
 )
 def test_a_wrong_file_of_formats_is_named(change: tuple[str, str], words: str, own_formats: Path) -> None:

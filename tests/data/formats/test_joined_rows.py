@@ -129,4 +129,4 @@ def test_a_row_of_a_table_of_turns_without_a_session_is_refused(tmp_path: Path) 
     found = said(path, {"session": "id", "role": "from", "text": "t"})
     assert sorted(map(str, found)) == ["('1', [('user', 'one'), ('assistant', 'two')])", "bad-json", "unknown-layout"]
     document = check(DataConfig(path=str(path), columns={"session": "idd", "role": "from", "text": "t"})).document
-    assert document["problems"][0]["hint"] == "the row has no value in the session column 'idd'; did you mean 'id'?"
+    assert document["problems"][0]["hint"] == "it has no session in 'idd'; did you mean 'id'?"

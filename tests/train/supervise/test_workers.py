@@ -85,7 +85,7 @@ def test_ranks_are_on_the_cards_that_the_worker_sees(tmp_path: Path, monkeypatch
 
 def test_more_ranks_than_cards_are_refused(tmp_path: Path) -> None:
     config = parse_config({"model": "tiny", "data": {"path": "none"}, "workers": 4})
-    with pytest.raises(UsageError, match="workers is 4, but this machine has 2 cards"):
+    with pytest.raises(UsageError, match="workers is 4, this machine has 2 cards"):
         rank_devices(config, machine(8, 64, 2), tmp_path, "cuda", None)
 
 

@@ -71,9 +71,7 @@ def check_characters(messages: Messages) -> None:
     for message in messages:
         text = message.content if message.reasoning is None else f"{message.reasoning}\n{message.content}"
         if "\0" in text:
-            raise RowRefused(
-                "bad-characters", "the text has a NUL byte: part of the file is lost, or the file is binary"
-            )
+            raise RowRefused("bad-characters", "the text has a NUL byte: part of the file is lost, or it is binary")
         if text.isascii():
             continue
         if "\ufffd" in text and message.role != "tool":  # a tool may really have printed it

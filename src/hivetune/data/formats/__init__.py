@@ -202,9 +202,7 @@ def read_conversation(row: Row) -> Conversation:
     spoken = next((name for name in SPOKEN if isinstance(row.get(name), str | list)), None)
     if speaker and spoken:
         line = f"--columns session=COLUMN,role={speaker},text={spoken}"
-        raise RowRefused(
-            "unknown-layout", f"the row is one message of a conversation: if a column names the conversation, {line}"
-        )
+        raise RowRefused("unknown-layout", f"the row is one message of a conversation: if a column names that, {line}")
     own = [name[:_MAX_CHARS] for name in named if name != ASSISTANT]
     names = ", ".join(own[:_MAX_NAMED]) or "none"
     turns = next((name for name, value in row.items() if objects(parsed(value))), None)

@@ -96,9 +96,7 @@ def _chat(
     if any(message.role == "assistant" for message in turns) and not any(
         message.weight for message in messages if message.role == "assistant"
     ):
-        raise RowRefused(
-            NOT_HELD, "each answer of the chat was stopped, or used a tool whose result is not in the export"
-        )
+        raise RowRefused(NOT_HELD, "each answer was stopped, or used a tool whose result is not in the export")
     others = any(_answers(nodes[key]) for key in nodes.keys() - set(path))
     return conversation_of(name, messages, changed=(*(["other-branches"] if others else []), *changed))
 

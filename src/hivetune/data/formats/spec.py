@@ -134,9 +134,7 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
         return form
     if len(spec.messages.heads) != 1 or not spec.mark:
         hint = "messages: a path that begins at one column; mark: a name that few other records have"
-        raise UsageError(
-            f"{source}: the format {name!r} sets day, which also needs mark and a column of turns", hint=hint
-        )
+        raise UsageError(f"{source}: the format {name!r} sets day, but not mark and a column of turns", hint=hint)
     return form._replace(days=lambda record: _days(spec, record), mark=spec.mark)
 
 

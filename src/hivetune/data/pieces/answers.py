@@ -44,7 +44,7 @@ def read_request(value: Any) -> tuple[list[Message], Tools]:
         raise RowRefused("wrong-type", "the request must be an object, a list of messages or a text")
     if one_of(value, *_PROVIDER_STATE) is not None or isinstance(one_of(value.get("prompt"), "id"), str):
         raise RowRefused(
-            "earlier-turns-missing", "a part of the prompt is stored by the provider: log the whole conversation"
+            "earlier-turns-missing", "the provider stores a part of the prompt: log the whole conversation"
         )
     config = one_of(value, "config", "generationConfig")
     system = one_of(value, *_SYSTEMS) or one_of(config, *_SYSTEMS)
@@ -139,9 +139,7 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
         refuse_cut_row({"stop_reason": one_of(value.get("incomplete_details"), "reason") or "max_output_tokens"})
     refuse_cut_row(value)
     if value.get("done") is False:
-        raise RowRefused(
-            "cut-off-answer", "the row is one piece of a streamed answer (done is false): log the whole response"
-        )
+        raise RowRefused("cut-off-answer", "the row is one piece of a stream (done is false): log the whole response")
 
 
 def refuse_pieces(text: str) -> None:

@@ -61,9 +61,7 @@ def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] 
         row["left_out"] = reasons
     text = json.dumps(row, ensure_ascii=True)
     if len(text) > MAX_ROW_CHARS // 2:  # MAX_ROW_CHARS with its place, whatever the characters
-        return RowRefused(
-            "too-long", f"the session has {len(text):,} characters, the limit is {MAX_ROW_CHARS // 2:,}: split it"
-        )
+        return RowRefused("too-long", f"it has {len(text):,} characters, the limit is {MAX_ROW_CHARS // 2:,}: split it")
     return text
 
 

@@ -68,9 +68,7 @@ def read_call(call: Any) -> Mapping[str, Any]:
         arguments = {"input": str(one_of(function, "input") or "")}
     arguments = {} if arguments in (None, "") else arguments
     if not isinstance(arguments, dict):
-        raise RowRefused(
-            "bad-tool-call", f"the arguments of the call of {name[:40]} are not a JSON object: complete the call"
-        )
+        raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are not a JSON object: complete the call")
     call_id = one_of(call, "call_id", "id", "callId", "tool_call_id") or one_of(function, "id")
     plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {**plain, "id": str(call_id)} if isinstance(call_id, str | int) and call_id else plain
@@ -226,9 +224,7 @@ def _role_and_parts(turn: Mapping[str, Any]) -> tuple[Role, list[Any]]:
     if name not in ROLES:
         raise RowRefused("role-order", f"unknown role {str(speaker)[:40]!r}: use system, user, assistant or tool")
     if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
-        raise RowRefused(
-            "unsupported-content", f"a message has {media}, but only text can be learned: keep the text parts only"
-        )
+        raise RowRefused("unsupported-content", f"a message has {media}: keep the text parts only")
     calls = parsed(one_of(turn, "tool_calls", "toolCalls", "function_call"))  # the last: OpenAI's older form, one call
     if calls is None and name in _CALL_ROLES:
         calls, content = parsed(content), None
@@ -274,16 +270,12 @@ def _read_part(role: Role, part: Any) -> Iterator[Message]:
                 yield Message(role, "", reasoning=text.strip("\n"))
     elif kind in _CALLS:
         if kind == "tool_use" and one_of(part, "input", "arguments") is None:
-            raise RowRefused(
-                "bad-tool-call", f"the log lacks the input of the call of {str(part.get('name'))[:40]}: complete it"
-            )
+            raise RowRefused("bad-tool-call", f"the log lacks the input of {str(part.get('name'))[:40]}: complete it")
         yield Message(role, "", tool_calls=(read_call(part),))
     elif kind in _RESULTS:
         yield _result(part)
     elif kind not in _SILENT:
-        raise RowRefused(
-            "unsupported-content", f"a message has a part of type {str(kind)[:40]!r}: keep the text parts only"
-        )
+        raise RowRefused("unsupported-content", f"a part has the type {str(kind)[:40]!r}: keep the text parts only")
 
 
 def _kind(part: Any) -> Any:
@@ -428,9 +420,7 @@ def conversation_of(
     if roles[begin] == "tool":
         raise RowRefused("earlier-turns-missing", "the conversation begins with a tool's result: log all of its turns")
     if "user" not in roles[:end]:
-        raise RowRefused(
-            "role-order", "the row has an answer, but no question: add it, or map the answer as text=COLUMN"
-        )
+        raise RowRefused("role-order", "the row has an answer, but no question: add it, or map text=COLUMN")
     turns = [*messages[:begin], *messages[roles.index("user") if roles[begin] == "assistant" else begin : end]]
     joined: list[Message] = []
     for message in turns:

@@ -241,6 +241,4 @@ def _refuse_changed(inputs: Inputs) -> None:
     snapshot would be filed under the file's earlier bytes.
     """
     if (name := inputs.changed()) is not None:
-        raise DataRefused(
-            f"{spelled(name)} was changed while it was read", hint="run the same command again when nobody rewrites it"
-        )
+        raise DataRefused(f"{spelled(name)} was changed while it was read", hint="run it again when nobody rewrites it")

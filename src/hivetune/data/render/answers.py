@@ -134,9 +134,7 @@ class DialectTemplate:
         if frame.header is not None:
             return prompt, self._behind_header(messages, tools, prompt, whole[:end], frame) + frame.end, ""
         if not whole.startswith(prompt):
-            raise RenderError(
-                "not-in-template", "the template renders this row in another way than similar rows: use another model"
-            )
+            raise RenderError("not-in-template", "the template renders similar rows in another way: use another model")
         return prompt, whole[len(prompt) : end] + frame.end, "" if frame.end else whole[end:]
 
     def _behind_header(self, messages: Messages, tools: Tools, prompt: str, whole: str, frame: Frame) -> str:
@@ -193,7 +191,7 @@ class DialectTemplate:
         prompt, text, _ = self._written(messages, tools, frame)
         if self._first_end(text, 0, _last_end(text, MARK.findall(text))):
             raise RenderError(
-                "not-in-template", "the template writes an end token in the middle of the answer: use another model"
+                "not-in-template", "the template writes an end token inside the answer: use another model"
             )
         if set(MARK.findall(text)) - set(own):  # Gemma 4 and Apertus join two answers whose prompts they write apart
             raise RenderError("not-in-template", "the template writes an earlier message into the answer again")

@@ -87,9 +87,7 @@ class ChatTemplate:
         """Return the text of each (chat, for_answer), all within the limits of one text. Raise RenderError."""
         # Setting the limits takes as long as a short chat.
         if self._breaches >= MAX_BREACHES:
-            raise RenderError(
-                "too-costly", f"the template was too slow or large for {MAX_BREACHES} rows; the others are not tried"
-            )
+            raise RenderError("too-costly", f"too slow or large for {MAX_BREACHES} rows; the others are not tried")
         try:
             texts = bounded(lambda: [self._written(chat, tools, for_answer) for chat, for_answer in chats])
         except RowRefused as error:
@@ -137,12 +135,10 @@ def bounded(call: Callable[[], Returned]) -> Returned:
         raise RenderError("template-error", f"the model's chat template refuses the row: {error}") from None
     except MemoryError:
         raise RenderError(
-            "too-costly", f"the model's chat template needs more than {MEMORY_LIMIT_BYTES >> 20} MiB for the row"
+            "too-costly", f"the template needs more than {MEMORY_LIMIT_BYTES >> 20} MiB for the row"
         ) from None
     except _TimeUp:
-        raise RenderError(
-            "too-costly", f"the model's chat template took more than {CPU_LIMIT_S:g} s for the row"
-        ) from None
+        raise RenderError("too-costly", f"the template took more than {CPU_LIMIT_S:g} s for the row") from None
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

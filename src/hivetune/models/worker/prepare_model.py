@@ -203,9 +203,7 @@ def _special_ids(work: Path, name: str) -> dict[str, Any]:
             value = settings.get(f"{kind}_token_id")  # a number, a list of them, or nothing
             numbers = value if isinstance(value, list) else [] if value is None else [value]
             if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
-                raise UsageError(
-                    f"model {name}: {file}: {kind}_token_id is {value!r}, which is not a token id: correct it in a copy"
-                )
+                raise UsageError(f"model {name}: {file}: {kind}_token_id is {value!r}, not a token id: correct it")
             ids += [number for number in numbers if number >= 0]  # Llama 1 has -1
     tokenizer = _read_object(work / "tokenizer.json", name)
     try:

@@ -139,9 +139,7 @@ def tokenizer_settings(model: Path, document: Mapping[str, Any]) -> dict[str, An
     texts = {number: text for text, number in tokenizer.get_vocab().items()}
     ends = [texts[number] for number in facts["eos_ids"] if number in texts]
     if not ends:
-        raise UsageError(
-            f"{model} has no end-of-sequence token, so the exported model would never stop: train it again"
-        )
+        raise UsageError(f"{model} has no end-of-sequence token, so an export would never stop: train it again")
     # The end that the chat template writes ends a turn. llama.cpp knows the others by their text.
     settings["eos_token"] = min(ends, key=lambda end: end not in template)
     for name, number in (("bos_token", facts["bos_id"]), ("pad_token", facts["pad_id"])):

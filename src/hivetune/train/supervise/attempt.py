@@ -86,9 +86,7 @@ def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, 
     others = [f"cuda:{card.index}" for card in machine.cards if card.index != own_index]
     count = len(others) if isinstance(number, str) else number - 1
     if count > len(others):
-        raise UsageError(
-            f"workers is {number}, but this machine has {len(machine.cards)} cards", hint="set workers: auto"
-        )
+        raise UsageError(f"workers is {number}, this machine has {len(machine.cards)} cards", hint="set workers: auto")
     return (device, *others[:count])
 
 

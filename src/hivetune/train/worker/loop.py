@@ -178,9 +178,7 @@ def finish(session: Session) -> dict[str, Any]:
     state, model = session.state, session.model
     is_done = state.stopped_early or state.step == session.num_steps
     if is_done and not state.updates:
-        raise DataRefused(
-            f"{session.folder}: no row was trained, all were quarantined", hint="see the reasons in amendments.jsonl"
-        )
+        raise DataRefused(f"{session.folder}: no row was trained, all were quarantined", hint="see amendments.jsonl")
     adapter_step = None
     if state.updates and session.ranks.is_first:
         if is_as_begun(model.adapter, session.config.lora):

@@ -230,9 +230,7 @@ def finish(folder: Folder) -> None:
     problems = manifest_problems(unfinished)
     if problems or sha256_file(unfinished / MANIFEST) != folder.manifest:
         shutil.rmtree(unfinished)
-        raise MachineNotFit(
-            f"the copy of {folder.stored} on {platform.node()} is incomplete", hint="start the run again"
-        )
+        raise MachineNotFit(f"the copy of {folder.stored} on {platform.node()} is incomplete", hint="start it again")
     unfinished.rename(folder.copy)
 
 

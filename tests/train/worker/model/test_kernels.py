@@ -267,7 +267,7 @@ def test_without_a_compiler_the_plain_forms_run_and_say_so(
     model = load_fast(write_model(tmp_path / "model"), torch.float32)
     assert model.kernels.startswith("torch (") and compiler in model.kernels
     assert float(model.backward(documents(), 1.0)) > 0
-    with pytest.raises(MachineNotFit, match="CPU kernels, which are not available now"):
+    with pytest.raises(MachineNotFit, match="CPU kernels of this run are not available now"):
         load_fast(tmp_path / "model", torch.float32, kernels="native")
 
 

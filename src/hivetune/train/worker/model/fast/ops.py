@@ -265,9 +265,7 @@ def ops_for(choices: Choices, device: torch.device, dtype: torch.dtype) -> Ops:
         if choices.kernels == "native":
             hint = "install g++, or set HIVETUNE_KERNELS to a folder on a disk that runs programs; or start a new run: "
             hint += "this one began with these kernels, and others round differently"
-            raise MachineNotFit(
-                f"this run began with the CPU kernels, which are not available now: {reason}", hint=hint
-            ) from None
+            raise MachineNotFit(f"the CPU kernels of this run are not available now: {reason}", hint=hint) from None
         plain = Ops(multiply=multiply, eager=eager)
         plain.name = f"torch ({reason})"
         return plain

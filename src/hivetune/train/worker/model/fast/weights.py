@@ -99,9 +99,7 @@ class Checkpoint:
             raise UsageError(f"{self._folder}: the weights lack {full}", hint="prepare the model again: hivetune fetch")
         stored = self._stored[full]
         if stored.kind not in _DTYPES:
-            raise UsageError(
-                f"{stored.file.path}: weights of type {stored.kind} are unsupported: use a model in bf16, fp16 or fp32"
-            )
+            raise UsageError(f"{stored.file.path}: weights of type {stored.kind} are unsupported: use bf16, fp16, fp32")
         return stored, _DTYPES[stored.kind]
 
     def _full(self, name: str) -> str:
