@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from data.models import corpus, make_model, template_of
 
 from hivetune.base.journal import Journal
 from hivetune.config import EvalConfig, GateConfig
@@ -321,6 +322,33 @@ def test_what_is_missing_or_can_not_be_checked_is_a_problem_and_no_failure() -> 
     document = comparison_document(prompts(6, {"name": "contains_all"}), sides, "none", {})
     assert len(document["problems"]) == 12 and "needs 'all'" in document["problems"][0]["problem"]
     assert document["answers"][0]["base"]["success"] is None
+
+
+def test_calls_of_a_file_are_asked_with_the_ids_that_the_template_requires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp answers Mistral's templates with an error for any other id."""
+    folder = make_model(tmp_path / "model", template_of("mistral_nemo"), corpus()["mistral_nemo"])
+    call = {"type": "function", "id": "call_0123456789", "function": {"name": "look", "arguments": {"at": "it"}}}
+    turns = [
+        {"role": "user", "content": "What is it?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "a list", "tool_call_id": call["id"], "name": "look"},
+        {"role": "assistant", "content": "A list."},
+    ]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}))
+    cycle, asked = SimpleNamespace(name=None), list[Prompt]()
+    run: Any = SimpleNamespace(folder=tmp_path, model=folder, config=SimpleNamespace(cycle=cycle))
+
+    def answer(sides: Any, prompts: list[Prompt], *others: Any) -> list[SideAnswers]:
+        asked.extend(prompts)
+        return [side(name, ["yes"], 1.0) for name in ("base", "x")]
+
+    monkeypatch.setattr(evaluate, "find_artefact", lambda text, of: SimpleNamespace(label=text, identity=text))
+    monkeypatch.setattr(evaluate, "_answer", answer)
+    evaluate.compare_pair("base", "x", EvalConfig(), run=run, rows=[str(tmp_path / "rows.jsonl")])
+    _, called, answered = asked[0].messages
+    assert len(called["tool_calls"][0]["id"]) == 9 and called["tool_calls"][0]["id"] == answered["tool_call_id"]
 
 
 def test_the_base_of_a_run_answers_the_rows_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

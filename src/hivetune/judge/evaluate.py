@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hivetune.base.disk import lock, write_json
@@ -19,6 +19,7 @@ from hivetune.base.documents import read_document
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.checkers import Checking
 from hivetune.config import EvalConfig
+from hivetune.data.render.folder import load_renderer
 from hivetune.errors import Busy, DataRefused, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge import statistics as stats
 from hivetune.judge.answers import (
@@ -92,6 +93,11 @@ def compare_pair(
         raise UsageError(f"{first} and {second} are the same model: there is nothing to compare", hint=ANOTHER_SIDE)
     prompts, refused = prompts_of_rows(rows, settings) if rows or run is None else (prompts_of_run(run, settings), {})
     prompts += frozen_prompts(settings, (first, second), None if run is None else run.config.cycle.name)
+    if run is not None and any(message.tool_calls for prompt in prompts for message in prompt.info.messages):
+        # A snapshot's rows have the ids that the template requires, those of a file their own.
+        as_sent, infos = load_renderer(run.model).as_sent, [prompt.info for prompt in prompts]
+        sent = [replace(info, messages=tuple(as_sent(info.messages, info.tools))) for info in infos]
+        prompts = [replace(prompt, info=info) for prompt, info in zip(prompts, sent, strict=True)]
     answered = _answer(sides, prompts, settings, run, max_timings, progress)
     owner = None if rows else run
     losses = compared_losses(owner, sides, progress)
