@@ -112,6 +112,6 @@ def test_a_name_that_was_retired_says_so(own_home: Path, monkeypatch: pytest.Mon
 
 def test_a_version_is_no_name_to_serve(own_home: Path) -> None:
     """The gateway started, and served nothing for ever."""
-    with closing(open_database()) as database, pytest.raises(UsageError, match="without a version") as refused:
+    with closing(open_database()) as database, pytest.raises(UsageError, match="give the name alone") as refused:
         wanted(database, ("helpdesk@1",))
     assert refused.value.hint == "serve helpdesk, and ask for the model helpdesk@1"
