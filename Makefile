@@ -1,6 +1,6 @@
 # make demo    set up, then the whole walk on a real model, from interactions to a verdict and a chat answer
 # make check   lint, types, and the tests that start no process, server or model: about a minute
-# make test    everything that CI runs: at most 15 minutes on 2 cores
+# make test    everything that CI runs: at most 6 minutes on 2 quiet cores
 # make corpus  reads the corpus of rows again and prints what is read differently: at most 60 s
 # make site    the documentation as pages that open without a server, below site/
 # make size    lines, modules, settings, commands and words beside their budgets: a report, never a test
