@@ -9,6 +9,7 @@ import pytest
 from hivetune.config import DataConfig
 from hivetune.data.mapping import check_columns, parse_columns, write_columns
 from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.understand import SAMPLE_ROWS
 from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
@@ -147,6 +148,17 @@ def test_a_column_is_read_or_not_read_and_never_both(tmp_path: Path) -> None:
     rows = [{**BOXES[n % len(BOXES)], "stars": str(n) if n % 2 else ""} for n in range(10)]
     [[kind]] = checked(tmp_path, rows, columns=MAPPED).document["understood"].values()
     assert "stars" in [one["column"] for one in kind["not_read"]] and "stars" not in kind["read"]
+
+
+def test_an_unread_column_that_comes_late_is_listed(tmp_path: Path) -> None:
+    """A log that got a new field after the rows by which its file is understood."""
+    rows = [{"prompt": f"What is in box {n}?", "completion": f"Item {n}.", "team": "a"} for n in range(SAMPLE_ROWS)]
+    late = [{**row, "prompt": f"And {row['prompt']}", "team": "b", "country": "FR", "ok": ""} for row in rows[:3]]
+    document = checked(tmp_path, [*rows, *late, {**late[0], "prompt": "Why?", "country": "DE"}]).document
+    [[kind]] = document["understood"].values()
+    unread = {one["column"]: (one["distinct"], one["example"], one["hint"]) for one in kind["not_read"]}
+    place = f"first in {tmp_path / 'rows.jsonl'}:{SAMPLE_ROWS + 1}"
+    assert unread == {"team": (1, "a", ""), "country": (2, "FR", place)}
 
 
 def test_a_named_format_needs_who_answers_and_no_mapping(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class Source:
 
     The other fields follow from its first rows (prepare/understand.py). `inside`: the path of the rows in a record,
     empty if a record is a row. `turns`: the user's mapping, if each row is a turn. `suggestion`: a mapping for rows of
-    unknown layout, as text. `refusal`: the reason why its tables are refused, or "".
+    unknown layout, as text. `refusal`: the reason why its tables are refused, or "". `columns`: those with a value.
     """
 
     path: str
@@ -41,6 +41,7 @@ class Source:
     turns: tuple[tuple[str, str], ...] = ()
     parts: "tuple[Source, ...]" = ()
     users: str = ""
+    columns: frozenset[str] = frozenset()
 
     def place(self, number: int) -> str:
         """Return "file:line" for a line number."""

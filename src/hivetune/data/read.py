@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from hivetune.data.columns import extract
+from hivetune.data.columns import extract, facts_in, plain_name, plain_row
 from hivetune.data.formats import claude_code, codex, format_named, read_conversation
 from hivetune.data.judged import TwoAnswers, only_last_answer, read_corrected, read_preference
 from hivetune.data.mapping import (
     CONTENT,
     MAX_NAMED,
+    OF_ANSWERS,
+    OWN,
+    columns_read,
     is_turn_table,
     map_columns,
     maps_content,
@@ -31,6 +34,7 @@ from hivetune.records import Example, Message, Rendered
 
 _MARK = "\ufeff"  # of the byte order
 _STRAYS = (_MARK, "\\ufeff", "\\uFEFF", "\\u0000")  # also as JSON writes them
+EMPTY: tuple[Any, ...] = (None, "", [], {})
 QUARANTINE_KEY = "hivetune_quarantine"
 _UNTRUSTED_ORIGINS = ("tool", "web")
 # Of these a line of a session has one: asking its programs about every row took longer than parsing it.
@@ -108,7 +112,7 @@ class ExaminedRow:
 
     The example has no id before redaction, because redaction may still change its text. `changed`: what was changed, as
     keys of REASONS or REWRITTEN. `views` is empty without a model. `missing`: fields that the user mapped to a column
-    which the row does not have.
+    which the row does not have. `late`: unread columns that the first rows of its file do not have, with their values.
     """
 
     raw: RawRow
@@ -119,6 +123,22 @@ class ExaminedRow:
     views: tuple[Rendered, ...] = ()
     worse: Rendered | None = None
     missing: tuple[str, ...] = ()
+    late: tuple[tuple[str, Any], ...] = ()
+
+
+def unread_columns(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
+    """Return the columns of a row that have a value but were not read and are not facts about the row."""
+    form = format_named(layout)
+    # Rows that were made of a file's lines have the columns of no line.
+    if SESSION in row or not (form or maps_content(columns)):
+        return []
+    read = columns_read(row, columns)
+    if form is not None and not maps_content(columns):
+        # Of columns that mean the same, the first with a value is read, and the others are not.
+        plain = plain_row(row)
+        read |= {*form.reads, *(next((n for n in names if plain.get(n) not in EMPTY), "") for names in form.one_of)}
+    known = {*read, *facts_in(row), *OF_ANSWERS, *OWN}
+    return [name for name, value in row.items() if value not in EMPTY and known.isdisjoint((name, plain_name(name)))]
 
 
 def refuse_session_line(row: Row) -> None:
@@ -165,7 +185,12 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         hint = f"{columns['success']} is {str(row['success'])[:40]!r}: neither true nor false, yes nor no, 1 nor 0"
         raise RowRefused("unread-outcome", hint)
     refuse_pieces(example.messages[-1].content)
-    return ExaminedRow(raw, conversation.layout, _judged(example, two), conversation.changed, missing=tuple(missing))
+    read = ExaminedRow(raw, conversation.layout, _judged(example, two), conversation.changed, missing=tuple(missing))
+    known = whole if raw.file is None else raw.file.columns
+    if any([name not in known and value not in EMPTY for name, value in whole.items()]):
+        unread = unread_columns(whole, read.layout, columns)
+        read.late = tuple((name, whole[name]) for name in unread if name not in known)
+    return read
 
 
 def _unmapped(row: Row, mapped: Row, columns: Mapping[str, str], missing: Mapping[str, str]) -> RowRefused:

@@ -16,6 +16,7 @@ from hivetune.data.checks.rules import CHECKS, check_messages, control_token_che
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash, storable
 from hivetune.data.judged import is_small_edit, with_worse
 from hivetune.data.prepare.near import sketch, sketch_bytes
+from hivetune.data.prepare.understand import as_text
 from hivetune.data.raw import RawRow
 from hivetune.data.read import ExaminedRow, Note, content_id, judged_hash, parse_row, read_example
 from hivetune.data.reasons import RowRefused
@@ -42,7 +43,7 @@ class RowSettings(NamedTuple):
 
 # The columns of the tables `rows` and `bodies` (work.py) that the examination fills.
 ROW_COLUMNS = (
-    *("source", "fate", "hint", "length", "layout", "changed", "notes", "missing", "id", "agent", "category"),
+    *("source", "fate", "hint", "length", "layout", "changed", "notes", "missing", "late", "id", "agent", "category"),
     *("session", "user", "time", "answered_by", "maker", "lesson", "approved", "hash64", "read64", "question64"),
     *("session64", "owner64", "lesson64", "judged64", "worse64", "num_tokens", "trained"),
 )
@@ -247,6 +248,7 @@ class Examiner:
             "changed": ",".join(row.changed) or None,
             "notes": _json(row.notes),
             "missing": ",".join(row.missing) or None,
+            "late": _json({name: as_text(value) for name, value in row.late}),
             "id": example.id,
             "agent": example.agent,
             "category": example.category,

@@ -38,7 +38,7 @@ from hivetune.data.mapping import check_columns
 from hivetune.data.prepare.decide import decide_rows
 from hivetune.data.prepare.examine import RowSettings
 from hivetune.data.prepare.pool import examined, num_workers
-from hivetune.data.prepare.report import Report, make_report, unmatched
+from hivetune.data.prepare.report import Report, make_report, unmatched, with_late_columns
 from hivetune.data.prepare.understand import Understood, understand
 from hivetune.data.prepare.work import Work, fill, work_in
 from hivetune.data.prepare.write import publish, write_clean
@@ -215,7 +215,7 @@ class _Task:
         document = {
             **decide_rows(work, data, self.frozen, self.learn, self.set_aside, self.leave_out),
             "encodings": {source.name: source.encoding for source in inputs.sources if source.encoding},
-            "understood": self.understood.formats,
+            "understood": with_late_columns(work, self.understood.formats, data.ignore),
             "unclear": self.understood.unclear,
             "unmatched": unmatched(work, data, self.understood.first_row),
         }

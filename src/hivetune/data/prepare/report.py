@@ -6,7 +6,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hivetune.config import DataConfig
 from hivetune.data.columns import SYSTEM
 from hivetune.data.mapping import near_column
 from hivetune.data.pieces.values import Row
+from hivetune.data.prepare.understand import column_entry
 from hivetune.data.prepare.work import DUPLICATES, NO_VALUE, USABLE, Work
 from hivetune.data.reasons import REASONS, REWRITTEN
 from hivetune.data.snapshot import SPLITS
@@ -117,6 +118,26 @@ def make_report(work: Work, more: Mapping[str, Any], *, model: Path | None, max_
             **more,
         }
     )
+
+
+def with_late_columns(
+    work: Work, formats: Mapping[str, Sequence[Mapping[str, Any]]], ignore: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the formats of each file (understand.py) with the unread columns that its first rows do not have."""
+    found = {name: [dict(form) for form in forms] for name, forms in formats.items()}
+    query = (
+        "SELECT min(n), count(*), file_of(source), source, layout, key, count(DISTINCT value), value"
+        " FROM rows, json_each(late) GROUP BY file_of(source), layout, key ORDER BY 1"
+    )
+    for _, rows, name, place, layout, column, distinct, example in work.all(query):
+        forms = found.setdefault(name, [])
+        form = next((form for form in forms if form["layout"] == layout), None)
+        if form is None:
+            form = {"layout": layout, "rows": rows, "rows_at": "", "read": [], "not_read": []}
+            forms.append(form)
+        entry = column_entry(column, distinct, example, column in ignore, f"first in {place}")
+        form["not_read"] = [*form["not_read"], entry]
+    return found
 
 
 def unmatched(work: Work, data: DataConfig, row: Row) -> list[dict[str, str]]:

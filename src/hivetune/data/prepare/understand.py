@@ -24,19 +24,14 @@ from hivetune.data.columns import (
     TIME,
     as_position,
     as_success,
-    facts_in,
     plain_name,
-    plain_row,
 )
 from hivetune.data.files.inputs import Inputs, plan_inputs
 from hivetune.data.files.rows import STORE, origins_of, read_rows
-from hivetune.data.formats import format_named, read_conversation
+from hivetune.data.formats import read_conversation
 from hivetune.data.mapping import (
     AND,
-    OF_ANSWERS,
-    OWN,
     ROWS,
-    columns_read,
     is_turn_table,
     lacks_where,
     map_columns,
@@ -48,11 +43,11 @@ from hivetune.data.mapping import (
     write_names,
 )
 from hivetune.data.pieces.format import Conversation
-from hivetune.data.pieces.sessions import ASSISTANT, SESSION
+from hivetune.data.pieces.sessions import ASSISTANT
 from hivetune.data.pieces.turns import ROLE_KEYS, ROLES
 from hivetune.data.pieces.values import Row, all_texts, objects, parsed, texts_in
 from hivetune.data.raw import GATEWAY, RawRow, Source
-from hivetune.data.read import is_table, parse_row, read_example
+from hivetune.data.read import EMPTY, is_table, parse_row, read_example, unread_columns
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message, Progress, silent
 
@@ -64,7 +59,6 @@ UNKNOWN_SHARE = 0.5  # of the sampled rows; above it a mapping is suggested
 # Of the rows: equal prompts with different answers above it refuse a table, since a column that is not read must tell
 # them apart. Below it people answered twice.
 DIFFERENT_SHARE = 0.1
-EMPTY: tuple[Any, ...] = (None, "", [], {})
 _MIN_WORDS, _MIN_WIDE_CHARS = 4, 8  # of a sentence; Chinese and Japanese write without spaces
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 # Of a suggestion.
@@ -130,7 +124,8 @@ def understand(
                 else:
                     unclear[source.name] = suggested
                 source = replace(source, suggestion=told)
-            source = replace(source, refusal=_why_refused(rows, mapping, ignore))
+            known = frozenset(name for row in records for name, value in row.items() if value not in EMPTY)
+            source = replace(source, refusal=_why_refused(rows, mapping, ignore), columns=known)
         formats[source.name] = _formats(rows, ignore, source.inside)
         return source
 
@@ -188,7 +183,7 @@ def _sample(source: Source, columns: Mapping[str, str]) -> tuple[list[Row], list
                 size_bytes += len(raw.payload)
                 read = None if is_turn_table(columns) else read_example(raw._replace(file=None), columns)
                 layout, messages = ("turns", ()) if read is None else (read.layout, read.example.messages)
-                rows.append(_Sampled(row, layout, messages, _not_read(row, layout, columns)))
+                rows.append(_Sampled(row, layout, messages, unread_columns(row, layout, columns)))
         except RowRefused as refused:
             unknown += refused.reason == "unknown-layout"
         except RecursionError:
@@ -207,21 +202,6 @@ def _records(source: Source) -> Iterator[Row]:
 
 
 # Columns that are not read.
-
-
-def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
-    """Return the columns of a row that have a value but were not read and are not facts about the row."""
-    form = format_named(layout)
-    # Rows that were made of a file's lines have the columns of no line.
-    if SESSION in row or not (form or maps_content(columns)):
-        return []
-    read = columns_read(row, columns)
-    if form is not None and not maps_content(columns):
-        # Of columns that mean the same, the first with a value is read, and the others are not.
-        plain = plain_row(row)
-        read |= {*form.reads, *(next((n for n in names if plain.get(n) not in EMPTY), "") for names in form.one_of)}
-    known = {*read, *facts_in(row), *OF_ANSWERS, *OWN}
-    return [name for name, value in row.items() if value not in EMPTY and known.isdisjoint((name, plain_name(name)))]
 
 
 def _why_refused(rows: Sequence[_Sampled], columns: Mapping[str, str], ignore: Sequence[str]) -> str:
@@ -298,16 +278,25 @@ def _formats(rows: Sequence[_Sampled], ignore: Sequence[str], inside: str) -> li
 
 
 def _column(name: str, values: Sequence[Any], ignored: bool) -> dict[str, Any]:
-    texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
-    different = set(texts)
+    different = {text: None for text in map(as_text, values)}.keys()
     # Two values, or 1 to 5, look like an outcome. Nothing is decided by it: labels of classes look the same.
     hint = ""
     if len(different) == 2 and all(as_success(value) is not None for value in different):
         hint = f"if it says whether the answer was good: --columns {shlex.quote(f'success={name}')}"
     elif len(different) > 2 and different <= {"1", "2", "3", "4", "5"}:
         hint = f"if it rates the answer: --columns {shlex.quote(f'where={name} in 4|5')}"
-    example = _preview(texts[0])
-    return {"column": name, "distinct": len(different), "example": example, "ignored": ignored, "hint": hint}
+    return column_entry(name, len(different), next(iter(different)), ignored, hint)
+
+
+def column_entry(name: str, distinct: int, example: str, ignored: bool, hint: str) -> dict[str, Any]:
+    """Return the report's entry for a column that is not read. `distinct`: the number of its values."""
+    return {"column": name, "distinct": distinct, "example": _preview(example), "ignored": ignored, "hint": hint}
+
+
+def as_text(value: Any) -> str:
+    """Return the beginning of a value as text, an object or a list as JSON."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text[:LOOKED_AT_CHARS]
 
 
 def _preview(text: str) -> str:

@@ -26,6 +26,7 @@ CREATE TABLE rows (
   source TEXT NOT NULL, layout TEXT, hint TEXT, changed TEXT,
   notes TEXT,                         -- the changes as JSON: [[reason, "GitHub token in the answer"], ...]
   missing TEXT,                       -- fields of data.columns whose column it lacks, with commas between
+  late TEXT,                          -- unread columns that the first rows of its file do not have, as {name: text}
   id TEXT, agent TEXT, category TEXT, session TEXT, user TEXT, time REAL, answered_by TEXT,
   maker TEXT,                         -- of a synthetic row
   lesson TEXT, approved INTEGER,      -- 1 if a person or a checker called the answer good
