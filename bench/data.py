@@ -66,9 +66,7 @@ def write_rows(path: Path, num_rows: int) -> None:
             turns = [{"role": "user", "content": " ".join(asked)}, {"role": "assistant", "content": " ".join(answer)}]
             line = json.dumps({"messages": turns, "session": f"s{number // 3}", "agent": f"agent{number % 5}"})
             last = (asked, answer)
-            file.write(line + "\n")
-            if number % 100 == 0:
-                file.write(line + "\n")
+            file.write(f"{line}\n" * (2 if number % 100 == 0 else 1))
 
 
 def memory_bytes(process: psutil.Process) -> int:
@@ -95,20 +93,17 @@ def measure(rows: Path, model: Path, settings: dict[str, Any]) -> tuple[float, f
             peak = max(peak, memory_bytes(process))
             time.sleep(SAMPLE_EVERY_S)
         seconds, now = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if process.returncode != 0:
+    if process.returncode != 0 or process.stdout is None:
         sys.exit(f"the preparation ended with {process.returncode}")
-    assert process.stdout
-    behind = float(process.stdout.read())
-    return seconds, behind, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime, peak
+    return seconds, float(process.stdout.read()), now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime, peak
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--model", default="smollm2-135m", help="a prepared model folder, or what hivetune fetch takes")
+    parser.add_argument("--model", default="smollm2-135m", help="what hivetune fetch takes")
     arguments = parser.parse_args()
-    model = Path(arguments.model)
-    model = model if (model / "tokenizer.json").exists() else fetch_model(arguments.model)
+    model = fetch_model(arguments.model)
     with tempfile.TemporaryDirectory() as work:
         rows = Path(work, "rows.jsonl")
         write_rows(rows, arguments.rows)
