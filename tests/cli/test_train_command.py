@@ -179,7 +179,7 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     data = {"path": "faq.json", "on_private": "keep"}
     assert document["settings"] == {"model": "model", "data": data, "patience": 2, "max_length": 64}
     planned = place.call("plan", "faq.yaml")[1]
-    assert planned["workload"]["rows_known"] == "80 rows checked"
+    assert planned["workload"]["rows_known"] == "from a check of 80 rows"
     assert f": about {duration(planned['hours'] * 3600)} of training, " in text, "init and plan name one time"
     assert f"{planned['workload']['rows']} to train, " in text, "and one number of rows"
     code, loop, _ = place.call("cycle", "faq.yaml", "--dry-run")

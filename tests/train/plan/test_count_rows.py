@@ -52,7 +52,7 @@ def test_files_are_counted_as_rows_and_not_as_lines(name: str, tmp_path: Path) -
     path = tmp_path / name
     KINDS[name](path, 73)
     found = count_rows(DataConfig(path=str(path), validation=0, test=0))
-    assert (found.rows, found.words) == (73, "73 rows counted")
+    assert (found.rows, found.words) == (73, "by counting 73 rows")
     assert 20 < found.tokens < 35
 
 
@@ -90,6 +90,6 @@ def test_the_store_is_counted(tmp_path: Path) -> None:
         )
     database.close()
     write_lines(tmp_path / "rows.jsonl", 5)
-    assert count_rows(DataConfig(path="store")).words == "7 rows counted"
+    assert count_rows(DataConfig(path="store")).words == "by counting 7 rows"
     both = DataConfig(path=["store", str(tmp_path / "rows.jsonl")], validation=0, test=0)
     assert count_rows(both).rows == 12

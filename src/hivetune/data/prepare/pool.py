@@ -27,7 +27,7 @@ from hivetune.errors import HivetuneError
 # The results take several times the bytes of a batch, and WAITING batches of each child are in memory at once, so that
 # none waits for its next one.
 BATCH_ROWS, BATCH_BYTES = 128, 1 << 18
-WAITING = 4
+WAITING = 2
 MAX_WORKERS = 16  # each holds its own tokenizer, 30 to 150 MB
 # Memory that loading a tokenizer took goes back to the system: a child with SmolLM2's has 62 MB instead of 84.
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_TRIM_THRESHOLD_": "65536"}

@@ -294,7 +294,7 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
 
 def checked_rows(report: Mapping[str, Any]) -> CountedRows:
     """Return the number and mean length of the training rows from the report of a `check` with a model."""
-    basis = "; ".join([f"{count(report['rows_in'], 'row')} checked", *report["groups"]["missed"]])
+    basis = "; ".join([f"from a check of {count(report['rows_in'], 'row')}", *report["groups"]["missed"]])
     return CountedRows(report["splits"]["train"], report["tokens"] / report["usable"], basis)
 
 
@@ -316,7 +316,7 @@ def count_rows(data: DataConfig) -> CountedRows:
         fault = f"{count(rows, 'row')} counted, but none can be trained" if rows else f"{data.path} contains no rows"
         raise UsageError(fault, hint="see why: hivetune check ROWS; or plan without them: --rows N --tokens N")
     trained = max(1, round(rows * (1 - data.validation - data.test)))
-    return CountedRows(trained, sum(sampled) / len(sampled), f"{count(rows, 'row')} counted")
+    return CountedRows(trained, sum(sampled) / len(sampled), f"by counting {count(rows, 'row')}")
 
 
 def stored_bytes() -> int:
