@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import write_program
 
-from hivetune.synth.manual import decode, help_page, read_manual
-from hivetune.synth.packs import DocSource, Library, read_source
+from hivetune.synth.manual import decode, read_manual
+from hivetune.synth.packs import Library, read_source
 from hivetune.synth.page import DocPage, NotUnderstood
 from hivetune.synth.sentences import excerpt
 
@@ -165,40 +164,6 @@ def test_known_misreadings_of_pages_of_this_machine(page: str, options: set[str]
 @given(st.text(max_size=60))
 def test_any_line_is_decoded(raw: str) -> None:
     assert len(decode(raw).text) <= len(raw)
-
-
-HELP = """Usage: comb [OPTIONS] NAME
-
-Options:
-  -v, --verbose        say more about what is done
-  --depth N            look at most N levels deep,
-                       default 3
-  --help               Show this message and exit.
-"""
-
-
-def test_help_text() -> None:
-    page = help_page("comb", HELP, Path("/usr/bin/comb"))
-    assert entries(page, "option") == {
-        "-v/--verbose": "say more about what is done",
-        "--depth": "look at most N levels deep, default 3",
-        "--help": "Show this message and exit.",
-    }
-    assert page.command == "comb"
-
-
-def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And with nothing but --help, in an empty folder."""
-    source = "import sys, pathlib\nassert sys.argv[1:] == ['--help']\n"
-    source += f"assert not list(pathlib.Path().iterdir())\nprint({HELP!r})\n"
-    program = write_program(tmp_path / "combtool", source)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert list(Library().find_help("combtool")) == []
-    (found,) = Library(help_of=("combtool",)).find_help("combtool")
-    assert found == DocSource("help", "combtool", program) and "--depth" in read_source(found).options
-    monkeypatch.setattr("hivetune.synth.manual.OUTPUT_BYTES", len(HELP) - 1)
-    with pytest.raises(NotUnderstood, match="prints too much"):  # not with the last option's words cut
-        read_source(found)
 
 
 def test_pages_are_found_by_pattern_and_aliases_once(

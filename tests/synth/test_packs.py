@@ -55,16 +55,15 @@ def test_what_is_named_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('category = "mine"\npages = ["ls(1)"]')
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     (tmp_path / "notes").mkdir()
-    packs, library = find_packs(["systemd", str(tmp_path / "mine.toml"), str(tmp_path / "notes")], ["mycommand"])
-    assert [pack.category for pack in packs] == ["systemd", "mine", "notes", "mycommand"]
-    assert library.help_of == ("mycommand",) and len(find_packs([], ["llama-server"])[0]) == 24
+    packs = find_packs(["systemd", str(tmp_path / "mine.toml"), str(tmp_path / "notes")])
+    assert [pack.category for pack in packs] == ["systemd", "mine", "notes"] and len(find_packs([])) == 24
     for names, said in (
         (["systend"], "did you mean 'systemd'"),
         (["git", "git"], "two packs have the category 'git'"),
         ([str(tmp_path / "bytes.toml")], "cannot read"),
     ):
         with pytest.raises(UsageError, match=said):
-            find_packs(names, [])
+            find_packs(names)
 
 
 def test_documents(tmp_path: Path) -> None:

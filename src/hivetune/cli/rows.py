@@ -228,17 +228,16 @@ def synth(
     out: Annotated[Path | None, Option(help="File to write; without it the categories are listed.")] = None,
     rows: Annotated[int, Option(min=1, help="Number of rows, shared among the categories.")] = 1500,
     seed: Annotated[int, Option(help="Seed; the same seed and documentation give the same file.")] = 0,
-    run_help: Annotated[list[str] | None, Option(metavar="CMD", help="Also read the output of CMD --help.")] = None,
 ) -> None:
     """Make training rows from manual pages, docstrings and your own documents.
 
     No model is needed. Each row names the pages it was made from, and was checked against them.
     """
     # Only now: the other commands on rows need no documentation.
-    from hivetune.synth.packs import find_packs
+    from hivetune.synth.packs import Library, find_packs
     from hivetune.synth.rows import DRAFT_REASONS, make_rows
 
-    packs, library = find_packs(what or [], run_help or [])
+    packs, library = find_packs(what or []), Library()
     if out is None:
         listed = [{**parts(pack, "category title install"), "pages": len(library.sources_of(pack))} for pack in packs]
         table = Table("category pages_here=pages topic=title install_for_more=install", listed)

@@ -1,4 +1,4 @@
-"""Manual pages as `man` renders them, and the output of `--help`: one reader of indented text.
+"""Manual pages as `man` renders them.
 
 `man` marks bold and italic letters by overstriking. Italics are placeholders, so a name ends where they begin: that
 tells the option -u with its argument USER from an option -uUSER.
@@ -7,20 +7,16 @@ tells the option -u with its argument USER from an option -uUSER.
 import os
 import re
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hivetune.checkers import OUTPUT_BYTES, TooSlow, run_limited
 from hivetune.synth.page import DocEntry, DocPage, EntryKind, NotUnderstood
 
 WIDTH = 2000  # columns, so that nearly every paragraph is one line
 TIMEOUT_S = 20.0
 MAX_TERM_CHARS = 160
-HELP_MEMORY_BYTES = 1 << 40  # of addresses: some programs map the memory of a card before they print their help
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OPTION_TERM = re.compile(r"--?[A-Za-z0-9?#@]")
 # A number is an option only as a single digit: `-0`, but neither `-1d` nor `-4w`, which are times.
 _OPTION_NAME = re.compile(r"--[A-Za-z0-9][\w+.-]*|-[A-Za-z?#@][\w+.-]*|-\d")
@@ -61,34 +57,6 @@ def name_of(path: Path) -> tuple[str, str]:
     stem = path.stem if path.suffix in (".gz", ".bz2", ".xz", ".zst") else path.name
     match = re.fullmatch(r"(.+)\.(\d\w*|n|l)", stem)
     return (match[1], match[2]) if match else (stem, "1")
-
-
-def run_help(command: Sequence[str]) -> str:
-    """Return the output of a command's --help; some commands print it to standard error, some end with 1.
-
-    The command runs in an empty folder, and none of its processes is left running. Raises NotUnderstood.
-    """
-    shown = f"{' '.join(command)} --help"
-    variables = ["PAGER=cat", "MANPAGER=cat", "COLUMNS=200", "TERM=dumb"]
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            line = ["env", "-C", folder, *variables, *command, "--help"]
-            done = run_limited(line, "", TIMEOUT_S, HELP_MEMORY_BYTES)
-        except TooSlow:
-            raise NotUnderstood(f"its help did not end in {TIMEOUT_S:.0f} s: {shown}") from None
-    printed = done.stdout or done.stderr
-    if len(printed) >= OUTPUT_BYTES // 4:  # a part would end within what one option does
-        raise NotUnderstood(f"its help prints too much: {shown}")
-    return printed
-
-
-def help_page(command: str, text: str, path: Path) -> DocPage:
-    """Return the page made from the output of `command --help`. Raises NotUnderstood."""
-    lines = [decode(_COLOUR.sub("", line)) for line in text.expandtabs().splitlines()]
-    usage = next((line.text for line in lines if line.text.lower().lstrip().startswith("usage:")), "")
-    synopsis = [Line("SYNOPSIS"), Line(f"       {usage.partition(':')[2].strip()}")] if usage else []
-    rest = [line for line in lines if line.text != usage]
-    return page_of([*synopsis, Line("OPTIONS"), *rest], path, f"{command} --help", command=command)
 
 
 @dataclass(frozen=True, slots=True)

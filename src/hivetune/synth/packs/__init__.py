@@ -4,7 +4,6 @@ import difflib
 import fnmatch
 import os
 import re
-import shutil
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from hivetune.base.paths import expanded
 from hivetune.base.typed import from_plain
 from hivetune.errors import UsageError
 from hivetune.synth.documents import documents_below, module_files, read_document, read_module
-from hivetune.synth.manual import help_page, name_of, read_manual, run_help
+from hivetune.synth.manual import name_of, read_manual
 from hivetune.synth.page import DocPage
 
 _REFERENCE = re.compile(r"(.+)\(([\w*?\[\]]+)\)")
@@ -42,7 +41,6 @@ class Pack:
     pages: tuple[str, ...] = ()  # of the manual
     documents: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()  # of Python
-    help: tuple[str, ...] = ()  # commands
     fact: tuple[WrittenFact, ...] = ()
 
 
@@ -60,8 +58,8 @@ def parse_pack(text: str, where: str) -> Pack:
         raise UsageError(f"{where} is not TOML: {error}", hint="see docs/synth.md for an example of a pack") from None
     except ValueError as error:
         raise UsageError(f"{where}: {error}", hint=f"known keys: {', '.join(Pack.__dataclass_fields__)}") from None
-    if not (pack.pages or pack.documents or pack.modules or pack.help):
-        raise UsageError(f"{where}: the pack names no source", hint="give pages, documents, modules or help")
+    if not (pack.pages or pack.documents or pack.modules):
+        raise UsageError(f"{where}: the pack names no source", hint="give pages, documents or modules")
     return pack
 
 
@@ -69,7 +67,7 @@ def parse_pack(text: str, where: str) -> Pack:
 class DocSource:
     """One page that can be read."""
 
-    kind: str  # manual, document, module or help
+    kind: str  # manual, document or module
     name: str  # how it is called
     path: Path
 
@@ -80,19 +78,14 @@ def read_source(source: DocSource) -> DocPage:
         return read_manual(source.path)
     if source.kind == "document":
         return read_document(source.path, source.name)
-    if source.kind == "module":
-        return read_module(source.name, source.path)
-    return help_page(source.name, run_help(source.name.split()), source.path)
+    return read_module(source.name, source.path)
 
 
 SHARES = (Path("/usr/local/share"), Path("/usr/share"))
 
 
-@dataclass(frozen=True)
 class Library:
-    """The places where pages are looked for. `help_of`: commands that the user named; no other command is run."""
-
-    help_of: tuple[str, ...] = ()
+    """The places where pages are looked for."""
 
     @cached_property
     def manuals(self) -> dict[tuple[str, str], Path]:
@@ -110,8 +103,7 @@ class Library:
         found = [source for name in pack.pages for source in self.find_manuals(name)]
         found += [source for name in pack.documents for source in self.find_documents(name)]
         found += [DocSource("module", *module) for name in pack.modules for module in module_files(name)]
-        found += [source for name in pack.help for source in self.find_help(name)]
-        unique = {(each.kind, each.path, each.name if each.kind == "help" else ""): each for each in reversed(found)}
+        unique = {(each.kind, each.path): each for each in reversed(found)}
         return list(reversed(unique.values()))
 
     def find_manuals(self, reference: str) -> Iterator[DocSource]:
@@ -141,20 +133,12 @@ class Library:
                 if below.isprintable():  # no row could cite a name that is not UTF-8
                     yield DocSource("document", below, file)
 
-    def find_help(self, command: str) -> Iterator[DocSource]:
-        """Yield a command as the source of a help page, if it is installed."""
-        # Only what the user named with --run-help is run.
-        program = shutil.which(command.split()[0])
-        if program is not None and {command, command.split()[0]} & {*self.help_of}:
-            yield DocSource("help", command, Path(program))
 
-
-def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack], Library]:
-    """Return the packs that the command line names, and the places of their pages.
+def find_packs(names: Sequence[str]) -> list[Pack]:
+    """Return the packs that the command line names.
 
     A name is a shipped category, a user's pack, or a folder of documents, which becomes a pack of its own. Without a
-    name all shipped packs are used. `help_of`: commands whose help may be read; one that no pack names becomes a
-    category of its own. Raises UsageError.
+    name all shipped packs are used. Raises UsageError.
     """
     shipped = {pack.category: pack for pack in shipped_packs()}
     named: list[Pack] = []
@@ -175,10 +159,8 @@ def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack]
             near = difflib.get_close_matches(name, shipped, 1)
             hint = f"did you mean '{near[0]}'?" if near else "see the categories: hivetune synth"
             raise UsageError(f"{name!r} is not a category, a file or a folder", hint=hint)
-    others = [c for c in help_of if not any(c in pack.help for pack in (*named, *shipped.values()))]
-    named += [Pack(help=(c,), category=c.split()[0], title=f"{c} --help") for c in others]
     packs = named or list(shipped.values())
     for pack in packs:
         if sum(p.category == pack.category for p in packs) > 1:
             raise UsageError(f"two packs have the category {pack.category!r}", hint="name each once")
-    return packs, Library(tuple(help_of))
+    return packs
