@@ -124,8 +124,7 @@ ENGINE = (
     "import importlib, pkgutil; from hivetune.train import worker as engine\n"
     "names = [module.name for module in pkgutil.walk_packages(engine.__path__, 'hivetune.train.worker.')]\n"
     "for name in names:\n"
-    # All but the kernels for cards: triton comes with torch's own builds for them.
-    "    if not name.endswith('__main__') and '.fast.gpu' not in name: importlib.import_module(name)\n"
+    "    if not name.endswith('__main__'): importlib.import_module(name)\n"
     "assert len(names) > 20"
 )
 
