@@ -143,7 +143,19 @@ def test_what_is_too_large_for_one_side(write_rows: Callable[..., Path], chatml:
     path = write_rows(rows)
     found = sides(path, chatml)
     assert Counter(found[f"answer {i}"] for i in range(1, 400, 2))["train"] < 200
-    assert check(DataConfig(path=str(path))).document["groups"]["largest"] <= 80
+    document = check(DataConfig(path=str(path))).document
+    held_out = [found[f"answer {i}"] != "train" for i in range(400)]
+    told = (
+        f"{sum(held_out[1::2])} of {sum(held_out)} held-out rows have the session or nearly the question of a trained"
+    )
+    assert document["groups"]["largest"] <= 80 and any(told in sentence for sentence in document["groups"]["missed"])
+
+
+def test_near_questions_on_both_sides_are_counted(write_rows: Callable[..., Path]) -> None:
+    asked = "how do I open the box that stands in the third room of the old house on hill number"
+    rows = [chat(f"{asked} {i}", f"answer {i}", session=f"s{i}") for i in range(200)]
+    groups = check(DataConfig(path=str(write_rows(rows)))).document["groups"]
+    assert groups["largest"] <= 40 and "nearly the question of a trained row" in groups["missed"][-1]
 
 
 def test_one_question_for_everything_is_trained(write_rows: Callable[..., Path]) -> None:

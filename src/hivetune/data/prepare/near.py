@@ -81,12 +81,16 @@ class Groups:
         self._roots = array("I", range(num_rows))
         self._sizes = array("I", iter(weights)) if weights is not None else array("I", [1]) * num_rows
 
-    def join(self, one: int, other: int, most: int | None = None) -> None:
-        """Join the sets of two rows, unless the joined set would be larger than `most`."""
+    def join(self, one: int, other: int, most: int | None = None) -> bool:
+        """Join the sets of two rows; return False if the joined set would be larger than `most`."""
         one, other = sorted((self.root(one), self.root(other)))
+        if one == other:
+            return True
         size = self._sizes[one] + self._sizes[other]
-        if one != other and (most is None or size <= most):
-            self._roots[other], self._sizes[one] = one, size
+        if most is not None and size > most:
+            return False
+        self._roots[other], self._sizes[one] = one, size
+        return True
 
     def closed(self) -> "array[int]":
         """Return the root of each row's set, by row."""

@@ -20,6 +20,13 @@ SCALE = 1 << 64
 SHARE_FACTOR = 1.5
 FEW_ROWS = 30  # that a split should hold: below it the hash alone decides, since shares of few rows vary anyhow
 
+# The held-out rows with a value that a trained row has, too: more rows have it than may be held out.
+TIED_BY_VALUE = (
+    "SELECT n FROM rows WHERE fate IN ('validation', 'test')"
+    " AND (question64 IN (SELECT question64 FROM rows WHERE fate = 'train')"
+    " OR session64 IN (SELECT session64 FROM rows WHERE fate = 'train'))"
+)
+
 
 def split_of(hash64: int, validation: float, test: float) -> Split:
     """Return the split of a group, by its hash: validation, test, or else train."""
@@ -32,8 +39,8 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
 def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -> dict[str, Any]:
     """Give each usable row its group and its split. `alike` are pairs of rows with nearly the same question.
 
-    Return for the report the number of `groups`, the size of the `largest`, and a sentence for each split that misses
-    its share by more than SHARE_FACTOR (`missed`).
+    Return for the report the number of `groups`, the size of the `largest`, and sentences (`missed`): one for each
+    split that misses its share by more than SHARE_FACTOR, and one if held-out rows have ties to trained ones.
     """
     num_rows = work.num_rows
     usable = bytearray(num_rows)
@@ -43,6 +50,7 @@ def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -
     limit = max(1, int((data.validation + data.test) * total))
     # The strongest tie first, since a group that is full takes no more.
     groups_of = Groups(num_rows, usable)
+    apart = array("I")  # pairs of rows that no group could take
     for most, ties in (
         (total, _equal(work, "read64", total)),  # one text is never on both sides
         (limit, _equal(work, "question64", limit)),
@@ -50,7 +58,8 @@ def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -
         (limit, alike),  # also of dropped copies, which may connect others
     ):
         for one, other in ties:
-            groups_of.join(one, other, most)
+            if not groups_of.join(one, other, most):
+                apart.extend((one, other))
     root = groups_of.closed()
     # Arrays, since a dictionary of a million rows takes 100 MB.
     sizes = array("I", bytes(4 * num_rows))
@@ -64,25 +73,39 @@ def split_rows(work: Work, alike: Iterable[tuple[int, int]], data: DataConfig) -
         ((root[row], SPLITS[side[root[row]]], row) for row in range(num_rows) if usable[row]),
     )
     work.database.execute("COMMIT")
+    pairs = ((apart[at], apart[at + 1]) for at in range(0, len(apart), 2))
+    sides = ((one, other, side[root[one]], side[root[other]]) for one, other in pairs if usable[one] and usable[other])
+    train = SPLITS.index("train")
+    tied = {one if here != train else other for one, other, here, there in sides if (here == train) != (there == train)}
+    tied.update(row for (row,) in work.all(TIED_BY_VALUE))
     return {
         "groups": len(groups),
         "largest": max((sizes[group] for group in groups), default=0),
-        "missed": _missed(total, _rows_of(groups, side, sizes), _wanted(total, data)),
+        "missed": _missed(total, _rows_of(groups, side, sizes), _wanted(total, data), len(tied)),
     }
 
 
-def _missed(total: int, held: Sequence[int], wanted: Iterable[tuple[int, float]]) -> list[str]:
-    """Return a sentence for each split that misses its share, or a single one if nothing is held out."""
+def _missed(total: int, held: Sequence[int], wanted: Iterable[tuple[int, float]], num_tied: int) -> list[str]:
+    """Return a sentence for each split that misses its share and one if held-out rows have ties to trained ones, or a
+    single sentence if nothing is held out.
+    """
     if held[SPLITS.index("train")] == total > 0 and any(rows for _, rows in wanted):
         return [
             f"none of {total:,} rows is held out, so nothing can be judged (a row, or a session, is on one side: "
             "add others, or give a long conversation as several rows with sessions of their own)"
         ]
-    return [
+    missed = [
         f"{SPLITS[split]} has {held[split]:,} of {total:,} rows ({held[split] / total:.0%}), not {rows / total:.0%}"
         for split, rows in wanted
         if total and _misses(held[split], rows)
     ]
+    if num_tied:
+        held_out = total - held[SPLITS.index("train")]
+        missed.append(
+            f"{num_tied:,} of {held_out:,} held-out rows have the session or nearly the question of a trained row, "
+            "because all rows with it are more than may be held out"
+        )
+    return missed
 
 
 def _equal(work: Work, column: str, most: int) -> Iterator[tuple[int, int]]:
