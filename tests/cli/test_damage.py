@@ -26,6 +26,8 @@ from hivetune.run.folder import write_record, write_resolved
 from hivetune.train.open import load_run
 from hivetune.train.plan.steps import Amendment, append_amendment
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 75}
 NAME = "mine-abc"
 

@@ -204,6 +204,7 @@ def test_a_home_that_is_a_file_is_said(tmp_path: Path, call: Call, monkeypatch: 
     assert call("runs") == (2, f"hivetune: the home {home} is a file\nhint: set HIVETUNE_HOME to a folder\n")
 
 
+@pytest.mark.slow
 def test_a_name_that_is_nearly_a_runs_name(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
     run = make_home(tmp_path / "home")
