@@ -43,17 +43,16 @@ def read_request(value: Any) -> tuple[list[Message], Tools]:
     if not isinstance(value, dict):
         raise RowRefused("wrong-type", "the request must be an object, a list of messages or a text")
     if one_of(value, *_PROVIDER_STATE) is not None or isinstance(one_of(value.get("prompt"), "id"), str):
-        raise RowRefused(
-            "earlier-turns-missing", "the provider stores a part of the prompt: log the whole conversation"
-        )
+        hint = "the provider stores a part of the prompt: log the whole conversation"
+        raise RowRefused("earlier-turns-missing", hint)
     config = one_of(value, "config", "generationConfig")
     system = one_of(value, *_SYSTEMS) or one_of(config, *_SYSTEMS)
     asked = next((parsed(value[key]) for key in _PROMPTS if value.get(key) not in (None, "", [])), None)
     if isinstance(asked, str):
         asked = rendered_turns(asked, whole=False) or [{"role": "user", "content": asked}]
-    elif isinstance(asked, dict) and not any(key in asked for key in (*ROLE_KEYS, "parts")):
-        return read_request(asked)
     elif isinstance(asked, dict):
+        if not any(key in asked for key in (*ROLE_KEYS, "parts")):
+            return read_request(asked)
         asked = [asked]
     if not isinstance(asked, list):
         raise RowRefused("unknown-layout", "the request has no messages: log the whole request")
@@ -76,9 +75,8 @@ def is_response(value: Any) -> bool:
         return "role" in value["message"]
     if isinstance(value.get("content"), list | str) and ("role" in value or value.get("type") == "message"):
         return True
-    return one_of(value, *_OF_RESPONSES) is not None or any(
-        isinstance(value.get(key), list) for key in (*_LISTS, "messages")
-    )
+    has_list = any(isinstance(value.get(key), list) for key in (*_LISTS, "messages"))
+    return has_list or one_of(value, *_OF_RESPONSES) is not None
 
 
 def read_answer(value: Any) -> Answer:
@@ -118,10 +116,8 @@ def read_answer(value: Any) -> Answer:
         return _said({**own, "content": said}), ()
     if said is not None and is_response(said):
         return read_answer(said)
-    raise RowRefused(
-        "unknown-layout",
-        f"the response has no known field of an answer, only {', '.join(str(key)[:30] for key in list(value)[:6])}",
-    )
+    keys = ", ".join(str(key)[:30] for key in list(value)[:6])
+    raise RowRefused("unknown-layout", f"the response has no known field of an answer, only {keys}")
 
 
 def _said(said: str | Mapping[str, Any]) -> list[Message]:
@@ -167,9 +163,7 @@ def refuse_cut_row(row: Mapping[str, Any]) -> None:
 
 
 def call_of(request: Any, response: Any) -> tuple[list[Message], Tools, tuple[str, ...]]:
-    """Return the messages of a request and its response, the request's tools, and the reasons for parts that were left
-    out.
-    """
+    """Return the messages of a request and its response, the request's tools, and why parts were left out."""
     asked, tools = read_request(request)
     reply, changed = read_answer(response)
     before = [(message.role, message.content) for message in asked]

@@ -159,7 +159,7 @@ class Threads:
 def table_rows(
     name: str, lines: Iterable[tuple[int, str]], read: Callable[[dict[str, Any]], TableTurn | RowRefused | None]
 ) -> Iterator[PlacedRow]:
-    """Yield one row for each conversation of a table of turns; a row of which `read` returns None stays a row."""
+    """Yield one row for each conversation of a table of turns; a record that `read` returns None for stays a row."""
     threads = Threads()
     for number, event, text in events(lines):
         said = None if event is None else read(event)
@@ -179,13 +179,14 @@ def read_session(row: Row) -> Conversation:
         raise RowRefused("wrong-type", "messages must be a list of objects")
     name, turns = str(row[SESSION]), _with_roles(row["messages"], row.get(ASSISTANT))
     read, cut = read_turns(turns, logged=True)
-    answered = [m for m in with_system(read, row.get("system")) if not _is_lone_thought(m, silent=name in _AGENTS)]
+    said = with_system(read, row.get("system"))
+    answered = [m for m in said if not _is_lone_thought(m, hides_thoughts=name in _AGENTS)]
     question = next(i for i, message in enumerate(answered) if message.role == "user")
     # Results in front of the first question belong to calls that stand elsewhere.
     messages = [message for i, message in enumerate(answered) if i >= question or message.role != "tool"]
     # A file of others may have such a field too: only reasons are believed.
     left_out = [reason for reason in listed(row.get("left_out")) if isinstance(reason, str) and reason in REWRITTEN]
-    left_out += ["lone-thought"] if any(_is_lone_thought(m, silent=name in _AGENTS) for m in read) else []
+    left_out += ["lone-thought"] if len(answered) < len(said) else []
     left_out += ["result-without-call"] if len(messages) < len(answered) else []
     return conversation_of(name, messages, read_tools(row.get("tools")), list(dict.fromkeys([*left_out, *cut])))
 
@@ -200,10 +201,9 @@ def with_speakers(turns: list[Any]) -> list[Any]:
     roles = [ROLES.get(name.strip().lower()) for name in names]
     if None not in roles or not {None, "system", "user"}.issuperset(roles) or len(set(names)) < 2:
         return turns
-    rest = [{key: turn[key] for key in turn if key not in (*ROLE_KEYS, *CONTENT_KEYS)} for turn in turns]
     return [
-        turn if role == "system" else {**others, "speaker": name.strip(), "content": one_of(turn, *CONTENT_KEYS)}
-        for turn, role, others, name in zip(turns, roles, rest, names, strict=True)
+        turn if role == "system" else {**turn, "speaker": name.strip(), "content": one_of(turn, *CONTENT_KEYS)}
+        for turn, role, name in zip(turns, roles, names, strict=True)
     ]
 
 
@@ -226,28 +226,24 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     if assistant not in said[asked:]:
         # A first name alone is meant as often as it is misspelt: "Ben" is 0.55 like "Ben Osei".
         near = [] if assistant in said else difflib.get_close_matches(str(assistant), speakers, 1, cutoff=0.5)
-        raise RowRefused(
-            "filtered", f"{assistant!r} answers nobody here" + (f"; did you mean {near[0]!r}?" if near else "")
-        )
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise RowRefused("filtered", f"{assistant!r} answers nobody here{meant}")
     with_role: list[Any] = []
     for turn in turns:
         if isinstance(turn, dict) and "speaker" in turn:
-            speaker, rest = str(turn["speaker"]), {key: value for key, value in turn.items() if key != "speaker"}
+            speaker = str(turn["speaker"])
+            turn = {**turn, "role": "assistant" if speaker == assistant else "user"}
             # Where several ask, an answer may depend on whom it is for.
-            if speaker != assistant and len(speakers) > 2 and isinstance(rest.get("content"), str):
-                rest["content"] = f"{speaker}: {rest['content']}"
-            turn = {"role": "assistant" if speaker == assistant else "user", **rest}
+            if speaker != assistant and len(speakers) > 2 and isinstance(turn.get("content"), str):
+                turn["content"] = f"{speaker}: {turn['content']}"
         with_role.append(turn)
     return with_role
 
 
-def _is_lone_thought(message: Message, *, silent: bool) -> bool:
-    """Return whether a turn has only a thought. `silent`: the program may hide thoughts, so an empty turn
-    counts too.
-    """
-    # The session ends there, or the user stopped it.
+def _is_lone_thought(message: Message, *, hides_thoughts: bool) -> bool:
+    """Return whether a turn has only a thought: the session ends there, or the user stopped it."""
     has_content = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
-    return not has_content and (silent or bool(message.reasoning))
+    return not has_content and (hides_thoughts or bool(message.reasoning))
 
 
 _MARKUP = re.compile(r"</?(?:p|div|br|b|i|a|ul|ol|li|span|strong|em|img|h[1-6]|blockquote|pre|code)\b[^<>]*>", re.I)

@@ -25,6 +25,7 @@ ROLES: dict[str, Role] = {name: role for role, names in _NAMES_OF_ROLES.items() 
 ROLE_KEYS = ("role", "from", "sender", "speaker")
 CONTENT_KEYS = ("content", "value", "parts", "text")
 _WEIGHTS = ("weight", "train", "trainable", "loss_weight")  # OpenAI's name, and other programs'
+_MEDIA = ("image", "image_url", "input_image", "input_file", "document")  # parts of a tool's result
 _MEDIA_KEYS = ("images", "image", "audio", "video", "videos", "files", "attachments")
 # Kinds of parts: OpenAI's (chat and Responses), Anthropic's, Gemini's, LM Studio's, and those of OpenTelemetry.
 _TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -34,20 +35,13 @@ _RESULTS = (
     *("tool_result", "tool_call_response", "function_call_output", "custom_tool_call_output", "functionResponse"),
     *("function_response", "toolCallResult"),
 )
+_SEARCHES = ("web_search", "web_fetch", "tool_search")  # what the names of Anthropic's begin with
 # Parts that say nothing to a model: hidden thoughts, and searches of the web, of which the answer says what they found.
-_SILENT = (
-    *("redacted_thinking", "web_search_call", "web_search_tool_result", "web_fetch_tool_result"),
-    "tool_search_tool_result",
-)
+_SILENT = ("redacted_thinking", "web_search_call", *(f"{name}_tool_result" for name in _SEARCHES))
 _UNTYPED = ("text", "functionCall", "functionResponse", "function_call", "function_response")
-_SEARCHES = ("web_search", "web_fetch", "tool_search")  # what Anthropic's begin with
 # Items of OpenAI's Responses that are not messages, but come among them.
-_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
-_HIDDEN_ITEMS = (
-    "item_reference",
-    "mcp_list_tools",
-    "compaction",
-)  # what the model saw of these stays with the provider
+ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
+_HIDDEN_ITEMS = ("item_reference", "mcp_list_tools", "compaction")  # of which the provider keeps what the model saw
 _THOUGHT_KEYS = ("thinking", "reasoning", "text", "content", "summary")
 _BETWEEN = "\n\n"  # turns of one role that become one
 
@@ -112,21 +106,18 @@ def _without_nulls(schema: Any) -> Any:
         return [_without_nulls(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if value is not None or _is_default(key, schema)}
-    return {key: value if key in _HOLD_VALUES else _without_nulls(value) for key, value in kept.items()}
-
-
-def _is_default(key: str, schema: Mapping[str, Any]) -> bool:
-    return key == "default" and _allow_null(_stood_for([schema], schema))
+    return {
+        key: value if key in _HOLD_VALUES else _without_nulls(value)
+        for key, value in schema.items()
+        if value is not None or (key == "default" and _allow_null(_stood_for([schema], schema)))
+    }
 
 
 def without_padding(conversation: Conversation) -> Conversation:
     """Return the conversation without arguments of calls that are null, except where the tool's schema allows null."""
     # A column of Arrow has every key that any of its rows has, so that calls of one tool have the arguments of all.
-    functions = [tool["function"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
-    schemas = {
-        function["name"]: function.get("parameters") for function in functions if isinstance(function.get("name"), str)
-    }
+    functions = [one_of(tool, "function") for tool in conversation.tools]
+    schemas = {name: one_of(one, "parameters") for one in functions if isinstance(name := one_of(one, "name"), str)}
 
     def given(message: Message) -> Message:
         calls = [dict(call) for call in message.tool_calls]
@@ -191,7 +182,7 @@ def read_turn(turn: Any) -> list[Message]:
         raise RowRefused("wrong-type", "weight must be 1 (learn from the message) or 0 (only read it)")
     about: dict[str, Any] = {"weight": 1.0 if weight is None else float(weight)}
     if is_item(turn):
-        if turn["type"] not in _ITEMS:
+        if turn["type"] not in ITEMS:
             raise RowRefused(NOT_HELD, f"{turn['type']} is with the provider, and what it holds is not in the log")
         role, parts = ROLES["assistant"], [turn]
     else:
@@ -281,10 +272,8 @@ def _read_part(role: Role, part: Any) -> Iterator[Message]:
 def _kind(part: Any) -> Any:
     """Return the type of a part, or the key that implies it."""
     if not isinstance(part, dict):
-        raise RowRefused(
-            "unsupported-content",
-            f"a message has a part of type {type(part).__name__}, not a text: keep the text parts only",
-        )
+        fact = f"a message has a part of type {type(part).__name__}, not a text: keep the text parts only"
+        raise RowRefused("unsupported-content", fact)
     if part.get("thought") is True and "text" in part:  # Gemini marks what it thought
         return "thought"
     if part.get("type") == "server_tool_use" and str(part.get("name")).startswith(_SEARCHES):
@@ -303,11 +292,7 @@ def _result(part: Mapping[str, Any]) -> Message:
     inner = one_of(part, "functionResponse", "function_response") or part
     value = one_of(inner, "content", "output", "result", "response", "tool_result")
     value = parsed(value) if part.get("type") == "toolCallResult" else value  # LM Studio writes parts as JSON text
-    media = any(
-        one_of(item, "type") in ("image", "image_url", "input_image", "input_file", "document")
-        for item in listed(value)
-    )
-    if media or (inner is not part and one_of(inner, "parts")):
+    if any(one_of(item, "type") in _MEDIA for item in listed(value)) or (inner is not part and one_of(inner, "parts")):
         raise RowRefused("unsupported-content", "the result of a tool has an image or a file: keep its text only")
     if isinstance(value, dict) and value.keys() == {"output"}:
         value = value["output"]  # Gemini's programs
@@ -395,7 +380,7 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
 def is_item(turn: Any) -> bool:
     """Return whether a turn of OpenAI's Responses is a call, a result, thoughts, or a tool run by the provider."""
     kind = turn.get("type") if isinstance(turn, dict) and "role" not in turn else None
-    return isinstance(kind, str) and (kind in (*_ITEMS, *_HIDDEN_ITEMS) or kind.endswith(("_call", "_call_output")))
+    return isinstance(kind, str) and (kind in (*ITEMS, *_HIDDEN_ITEMS) or kind.endswith(("_call", "_call_output")))
 
 
 def is_conversation(value: list[Any]) -> bool:
@@ -429,11 +414,8 @@ def conversation_of(
             continue
         is_repeated = message.content == joined[-1].content and not message.tool_calls  # logged twice
         joined[-1] = _joined(joined[-1], replace(message, content="") if is_repeated else message, _BETWEEN)
-    warnings = {
-        "trailing-turns": end < len(roles),
-        "leading-answer": roles[begin] == "assistant",
-        "merged-turns": len(joined) < len(turns),
-    }
+    warnings = {"trailing-turns": end < len(roles), "leading-answer": roles[begin] == "assistant"}
+    warnings["merged-turns"] = len(joined) < len(turns)
     changed = (*changed, *(reason for reason, is_true in warnings.items() if is_true))
     return Conversation(name, tuple(joined), tools, changed=changed)
 
