@@ -94,7 +94,7 @@ def test_no_part_of_another_type_ends_a_check() -> None:
 
 
 def forget_formats() -> None:
-    for cached in (formats.all_formats, formats.formats_with, formats._of_kind, formats._of_days, formats._batch_mark):
+    for cached in (formats.all_formats, formats.formats_with, formats._of_kind, formats._batch_mark):
         cached.cache_clear()
 
 

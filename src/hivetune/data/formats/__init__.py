@@ -146,16 +146,10 @@ def rows_of_file(name: str, path: str, lines: Lines) -> Iterator[PlacedRow]:
 
 
 @cache
-def _of_days() -> tuple[Format, ...]:
-    """Return the formats whose records contain a row for each day."""
-    return tuple(form for form in _of_kind(Format).values() if form.days is not None)
-
-
-@cache
 def _batch_mark() -> re.Pattern[bytes]:
     """Return a pattern that matches all records that contain rows."""
     keys = {key for form in _of_kind(Batch).values() for need in form.needs for key in need.split("|")}
-    keys |= {form.mark for form in _of_days()}
+    keys |= {form.mark for form in _of_kind(Format).values() if form.mark}
     return re.compile(b'"(?:%s)"' % "|".join(map(re.escape, sorted(keys))).encode())
 
 
@@ -178,8 +172,10 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
 
 def _days_in(record: Row) -> list[Row]:
     """Return the rows of a record that contains one for each day; any other record alone."""
-    forms = (form.days for form in _of_days() if form.days is not None and has_needs(form.needs, record))
-    return next((days for rows_of in forms if (days := rows_of(record)) is not None), [record])
+    for form in _of_kind(Format).values():
+        if form.days and has_needs(form.needs, record) and (days := form.days(record)) is not None:
+            return days
+    return [record]
 
 
 def read_conversation(row: Row) -> Conversation:
@@ -194,10 +190,8 @@ def read_conversation(row: Row) -> Conversation:
         if (conversation := form.read(row)) is not None:
             return conversation
     if "custom_id" in row:
-        raise RowRefused(
-            "unknown-layout",
-            "the row is a request or a response of a batch alone: join each request's `body` with its `response`",
-        )
+        hint = "the row is a request or a response of a batch alone: join each request's `body` with its `response`"
+        raise RowRefused("unknown-layout", hint)
     speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), None)
     spoken = next((name for name in SPOKEN if isinstance(row.get(name), str | list)), None)
     if speaker and spoken:

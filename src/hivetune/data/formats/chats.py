@@ -52,13 +52,9 @@ def read_chatgpt(row: Row) -> Conversation | None:
         raise RowRefused(NOT_HELD, "the chat has no messages, so there is nothing to learn")
     parents = {key: one_of(node, "parent") for key, node in nodes.items()}
     found = _chat("chatgpt", messages, parents, str(row.get("current_node")), _chatgpt_turn)
-    plain = tuple(
-        replace(message, content=_MARK.sub(_words_of_mark, message.content)) if message.role == "assistant" else message
-        for message in found.messages
-    )
-    return found._replace(
-        messages=plain, changed=(*found.changed, *(["source-marks"] if plain != found.messages else []))
-    )
+    plain = tuple(map(_without_marks, found.messages))
+    marked = () if plain == found.messages else ("source-marks",)
+    return found._replace(messages=plain, changed=(*found.changed, *marked))
 
 
 def read_claude(row: Row) -> Conversation:
@@ -93,9 +89,7 @@ def _chat(
                 changed = ("ends-before-media",)
                 break
         messages += parts
-    if any(message.role == "assistant" for message in turns) and not any(
-        message.weight for message in messages if message.role == "assistant"
-    ):
+    if not any(message.weight for message in messages if message.role == "assistant"):
         raise RowRefused(NOT_HELD, "each answer was stopped, or used a tool whose result is not in the export")
     others = any(_answers(nodes[key]) for key in nodes.keys() - set(path))
     return conversation_of(name, messages, changed=(*(["other-branches"] if others else []), *changed))
@@ -103,6 +97,11 @@ def _chat(
 
 def _answers(message: Any) -> bool:
     return "assistant" in (one_of(one_of(message, "author"), "role"), one_of(message, "sender"))
+
+
+def _without_marks(message: Message) -> Message:
+    answers = message.role == "assistant"
+    return replace(message, content=_MARK.sub(_words_of_mark, message.content)) if answers else message
 
 
 def _words_of_mark(mark: re.Match[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import NOT_HELD, Head, Log, PlacedRow
 from hivetune.data.pieces.sessions import PlacedEvent, conversation, session_rows
+from hivetune.data.pieces.turns import ITEMS
 from hivetune.data.pieces.values import Row, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 
@@ -20,10 +21,7 @@ _SUMMARIES = ("compaction", "compaction_summary")
 # Items that say nothing to a model. A kind that nobody knows stays, so that the row is refused for it.
 _SILENT_ITEMS = ("ghost_snapshot", "other", *_SUMMARIES)
 # Items that a log holds as the model saw them. A search of the web has no result: its answer says what was found.
-_HELD_ITEMS = (
-    *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"),
-    "web_search_call",
-)
+_HELD_ITEMS = (*ITEMS, "message", "web_search_call")
 
 
 @dataclass(slots=True)
@@ -76,9 +74,7 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
 
 
 def _after(compaction: dict[str, Any], session: _Session) -> _Session:
-    """Return the session that continues with the items kept by a compaction. Their answers are learned in the row
-    before it.
-    """
+    """Return the session behind a compaction, with the items that it kept; the row before it learns their answers."""
     history = objects(compaction.get("replacement_history")) or []
     hidden = any(item.get("encrypted_content") for item in history if item.get("type") in _SUMMARIES)
     hidden = hidden or not (history or compaction.get("message"))

@@ -4,6 +4,7 @@ turn ended. They have calls without their results. An aborted turn is read and n
 https://cursor.com/docs/agent/overview
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,9 +28,7 @@ def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     for _, event in session:
         last = turns[-1] if turns else {}
         if event.get("type") == "turn_ended" and event["status"] != "success":
-            for turn in reversed(turns):
-                if turn["role"] == "user":
-                    break
+            for turn in itertools.takewhile(lambda turn: turn["role"] != "user", reversed(turns)):
                 turn["weight"] = 0
         elif "role" in event:
             calls = [part for part in listed(last.get("content")) if one_of(part, "type") == "tool_use"]

@@ -37,10 +37,8 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
     thread_of: dict[str, str] = {}  # by the ids of messages, and by subjects
     for number, text in _messages(lines):
         if len(text) > MAX_ROW_CHARS:
-            yield (
-                number,
-                RowRefused("too-long", f"a mail has {len(text):,} characters, which is too long for a row: remove it"),
-            )
+            fact = f"a mail has {len(text):,} characters, which is too long for a row: remove it"
+            yield number, RowRefused("too-long", fact)
             continue
         mail = email.message_from_string(text, policy=email.policy.default)
         if body := _text(mail) or [{"type": "file"} for _ in mail.iter_attachments()]:

@@ -30,7 +30,7 @@ _SPOKEN = (
     "thread_broadcast",
     "me_message",
     "file_share",
-)  # other subtypes are notes of the program
+)  # the others are the program's notes
 _DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _LINK = re.compile(r"<([^<>|]+)(?:\|([^<>]*))?>")
 

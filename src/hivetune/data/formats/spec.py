@@ -173,12 +173,10 @@ def _table_turn(spec: Spec, event: Row) -> TableTurn | None:
     if _is_note(spec, row):
         return TableTurn(str(thread), None, position)
     turn = _turn(spec, row, None)
-    if not isinstance(turn["content"], str | list | None):
+    is_known = not spec.has("role") or str(turn["role"]).lower() in ROLES
+    if not is_known or not isinstance(turn["content"], str | list | None):
         return None
-    if spec.has("role") and str(turn["role"]).lower() not in ROLES:
-        return None
-    said = {key: turn[key] for key in _OF_TABLE_TURNS if turn.get(key)}
-    return TableTurn(str(thread), said, position)
+    return TableTurn(str(thread), {key: turn[key] for key in _OF_TABLE_TURNS if turn.get(key)}, position)
 
 
 def _read(name: str, spec: Spec, row: Row) -> Conversation | None:
