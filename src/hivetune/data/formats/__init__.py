@@ -9,7 +9,7 @@ import pkgutil
 import re
 import sqlite3
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -172,7 +172,8 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
 
 def _days_in(record: Row) -> list[Row]:
     """Return the rows of a record that contains one for each day; any other record alone."""
-    for form in _of_kind(Format).values():
+    forms: Iterable[Format] = _of_kind(Format).values()
+    for form in forms:
         if form.days and has_needs(form.needs, record) and (days := form.days(record)) is not None:
             return days
     return [record]
