@@ -145,7 +145,7 @@ def _kind(source: Source) -> str:
     kind = "json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl"
     lines = data.split(b"\n")[: _NUM_LINES + 1]
     events = [event for line in lines if (event := object_in(line)) is not None] if kind == "jsonl" else []
-    if (log := format_of_file(Head(source.name, data, events))) is not None:
+    if (log := format_of_file(Head(data, events))) is not None:
         return log.name
     if head.strip() and not any(line.lstrip()[:1] in (b"{", b"[", b'"') for line in head.splitlines()):
         if lower.endswith((".jsonl", ".ndjson", ".json")):

@@ -65,7 +65,7 @@ def _records(source: Source) -> Iterator[RawRow]:
         rows = rows_of_file(source.kind, source.path, _text_lines(source))
     else:
         mapped = turn_table(dict(source.turns)) if source.turns else None
-        rows = _joined_rows(_single(source), source.name, mapped)
+        rows = _joined_rows(_single(source), mapped)
     for number, record in rows:
         if isinstance(record, RowRefused):
             yield RawRow(source.place(number), b"", record)
@@ -95,14 +95,14 @@ def _single(source: Source) -> Iterator[PlacedRow]:
     return ((number, line) for number, line in _text_lines(source) if line.strip())
 
 
-def _joined_rows(rows: Iterator[PlacedRow], name: str, log: Log | None = None) -> Iterator[PlacedRow]:
-    """Yield one row for each conversation of the file `name`, if a format, or `log`, joins its rows; else the rows."""
+def _joined_rows(rows: Iterator[PlacedRow], log: Log | None) -> Iterator[PlacedRow]:
+    """Yield one row for each conversation of a file if a format, or `log`, joins its rows; else the rows."""
     # The beginning tells a log; what comes behind it and is no line of it is a row of its own.
     first = list(itertools.islice(rows, _NUM_SAMPLE))
     everything = itertools.chain(first, rows)
     begun = [event for _, record in first if (event := object_in(record)) is not None]
     if log is None and begun and 2 * len(begun) >= len(first):  # a line may be broken
-        log = format_of_file(Head(name, b"", begun))
+        log = format_of_file(Head(b"", begun))
     if log is None:
         yield from everything
         return

@@ -62,11 +62,10 @@ class Batch(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The beginning of a file. `name`: its path as the user gave it; `data`: its first 256 KiB at most, in UTF-8 and
-    unpacked; `events`: the JSON objects of its first 20 lines.
+    """The beginning of a file. `data`: its first 256 KiB at most, in UTF-8 and unpacked; `events`: the JSON objects of
+    its first 20 lines.
     """
 
-    name: str
     data: bytes
     events: Sequence[Row]
 
