@@ -12,7 +12,8 @@ from email.message import EmailMessage
 from email.utils import parseaddr, parsedate_to_datetime
 
 from hivetune.data.pieces.format import Head, Lines, Log, PlacedRow
-from hivetune.data.pieces.sessions import MAX_ROW_CHARS, TableTurn, Threads, without_markup
+from hivetune.data.pieces.rendered import without_markup
+from hivetune.data.pieces.sessions import MAX_ROW_CHARS, TableTurn, Threads
 from hivetune.data.reasons import RowRefused
 
 _BEGINS = re.compile(r"From \S+ .*\d{4}$")

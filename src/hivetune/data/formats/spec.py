@@ -13,16 +13,8 @@ from hivetune.config import refusal_text
 from hivetune.data.columns import OWN_ID, as_position, plain_row
 from hivetune.data.pieces.answers import Answer, call_of, is_response, read_answer
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Log
-from hivetune.data.pieces.rendered import has_marks, rendered_turns
-from hivetune.data.pieces.sessions import (
-    ASSISTANT,
-    SESSION,
-    TableTurn,
-    read_session,
-    table_rows,
-    with_speakers,
-    without_markup,
-)
+from hivetune.data.pieces.rendered import has_marks, rendered_turns, without_markup
+from hivetune.data.pieces.sessions import ASSISTANT, SESSION, TableTurn, read_session, table_rows, with_speakers
 from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_tools, read_turns, with_system
 from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, has_needs, listed, objects, parsed, text_of
 from hivetune.data.reasons import REASONS, RowRefused

@@ -1,9 +1,9 @@
-"""Text that was written by a chat template or a chat page, parsed to turns and thoughts: exact ChatML and Llama 3, and
-thoughts before an answer.
+"""Text that a program wrote around the words: turns in exact ChatML and Llama 3, thoughts before an answer, HTML.
 
 A text with the markers of any other template is refused, because training on it would train on the questions too.
 """
 
+import html
 import re
 from dataclasses import replace
 
@@ -67,3 +67,14 @@ def with_thoughts_apart(message: Message) -> Message:
         lines = [line.removeprefix(">").removeprefix(" ") for line in match["thought"].strip().split("\n")]
         return replace(message, content=match["answer"], reasoning="\n".join(lines).strip())
     return message
+
+
+_MARKUP = re.compile(r"</?(?:p|div|br|b|i|a|ul|ol|li|span|strong|em|img|h[1-6]|blockquote|pre|code)\b[^<>]*>", re.I)
+_BREAK = re.compile(r"<(?:br\b[^<>]*|(?:/p|/div|/li|/h[1-6]|/blockquote|/pre)\s*/?)>", re.I)
+
+
+def without_markup(body: str) -> str:
+    """Return the visible text of a message's HTML; in text without tags only entities are decoded."""
+    text = _MARKUP.sub("", _BREAK.sub("\n", body)) if _MARKUP.search(body) else body
+    lines = (" ".join(line.split()) for line in html.unescape(text).strip().split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))

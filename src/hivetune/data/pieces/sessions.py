@@ -1,11 +1,9 @@
 """Conversations that a program logged or stores: the lines of a session, tickets, tables of turns. Parts that the
-program left out are noted. Messages of help desks are HTML."""
+program left out are noted."""
 
 import difflib
-import html
 import itertools
 import json
-import re
 import shlex
 import sqlite3
 from collections import Counter
@@ -244,14 +242,3 @@ def _is_lone_thought(message: Message, *, hides_thoughts: bool) -> bool:
     """Return whether a turn has only a thought: the session ends there, or the user stopped it."""
     has_content = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
     return not has_content and (hides_thoughts or bool(message.reasoning))
-
-
-_MARKUP = re.compile(r"</?(?:p|div|br|b|i|a|ul|ol|li|span|strong|em|img|h[1-6]|blockquote|pre|code)\b[^<>]*>", re.I)
-_BREAK = re.compile(r"<(?:br\b[^<>]*|(?:/p|/div|/li|/h[1-6]|/blockquote|/pre)\s*/?)>", re.I)
-
-
-def without_markup(body: str) -> str:
-    """Return the visible text of a message's HTML; in text without tags only entities are decoded."""
-    text = _MARKUP.sub("", _BREAK.sub("\n", body)) if _MARKUP.search(body) else body
-    lines = (" ".join(line.split()) for line in html.unescape(text).strip().split("\n"))
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))

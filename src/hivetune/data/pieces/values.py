@@ -106,10 +106,8 @@ class Path(NamedTuple):
 
 
 WHOLE = "@"  # a path that begins at the row itself
-_CHAINS = (  # of which only the first part begins at a column
-    *("subexpression", "index_expression", "projection", "value_projection", "filter_projection", "flatten"),
-    "pipe",
-)
+# Of these only the first part begins at a column.
+_STEPS = ("subexpression", "index_expression", "projection", "value_projection", "filter_projection", "flatten", "pipe")
 
 
 @lru_cache(1024)
@@ -153,5 +151,5 @@ def _heads(node: Mapping[str, Any]) -> Iterator[str]:
         yield WHOLE
     if node["type"] == "field":
         yield node["value"]
-    for child in node["children"][:1] if node["type"] in _CHAINS else node["children"]:
+    for child in node["children"][:1] if node["type"] in _STEPS else node["children"]:
         yield from _heads(child)
