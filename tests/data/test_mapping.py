@@ -154,11 +154,13 @@ def test_an_unread_column_that_comes_late_is_listed(tmp_path: Path) -> None:
     """A log that got a new field after the rows by which its file is understood."""
     rows = [{"prompt": f"What is in box {n}?", "completion": f"Item {n}.", "team": "a"} for n in range(SAMPLE_ROWS)]
     late = [{**row, "prompt": f"And {row['prompt']}", "team": "b", "country": "FR", "ok": ""} for row in rows[:3]]
+    late[2]["\ud83d"] = "\ud83d"  # half a character, which SQLite can't give back
     document = checked(tmp_path, [*rows, *late, {**late[0], "prompt": "Why?", "country": "DE"}]).document
     [[kind]] = document["understood"].values()
     unread = {one["column"]: (one["distinct"], one["example"], one["hint"]) for one in kind["not_read"]}
     place = f"first in {tmp_path / 'rows.jsonl'}:{SAMPLE_ROWS + 1}"
-    assert unread == {"team": (1, "a", ""), "country": (2, "FR", place)}
+    half = {"\\ud83d": (1, "\\ud83d", place.replace(str(SAMPLE_ROWS + 1), str(SAMPLE_ROWS + 3)))}
+    assert unread == {"team": (1, "a", ""), "country": (2, "FR", place), **half}
 
 
 def test_a_named_format_needs_who_answers_and_no_mapping(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ class Examiner:
             "changed": ",".join(row.changed) or None,
             "notes": _json(row.notes),
             "missing": ",".join(row.missing) or None,
-            "late": _json({name: as_text(value) for name, value in row.late}),
+            "late": _json({storable(name): storable(as_text(value)) for name, value in row.late}),
             "id": example.id,
             "agent": example.agent,
             "category": example.category,
