@@ -1,5 +1,6 @@
 """From a config to a snapshot: found again, resumed after a kill, refused with numbers, read back whole."""
 
+import contextlib
 import json
 import os
 import random
@@ -190,6 +191,19 @@ def test_rows_from_the_store(chatml: Path) -> None:
     info = snapshot.info(7)
     assert (info.interaction_id, info.source, info.agent, info.session) == ("i7", "log.jsonl:8", "stored", "s")
     assert snapshot.num_rows == 30
+
+
+def test_each_stream_of_the_store_is_understood_by_itself() -> None:
+    """A stream whose name begins with another one's and a colon was taken for a part of that one."""
+    with contextlib.closing(open_database()) as database:
+        for i in range(20):
+            for name, more in (("chat", {}), ("chat:eu", {"note": "a" * (i + 1)})):
+                row = json.dumps({"prompt": f"{name} {i}?", "completion": f"It is {i}.", **more})
+                values = (f"{name} {i}", f"{name} {i}", f"{name}:17-{i}", row)
+                database.execute("INSERT INTO interactions (id, content_id, source, row) VALUES (?, ?, ?, ?)", values)
+    understood = check(DataConfig(path="store", near_duplicates=0)).document["understood"]
+    unread = {name: [one["column"] for form in forms for one in form["not_read"]] for name, forms in understood.items()}
+    assert unread == {"chat": [], "chat:eu": ["note"]}
 
 
 @pytest.mark.parametrize(("policy", "usable"), [("reject", 0), ("split", 1), ("cut", 1)])

@@ -37,6 +37,8 @@ _TOLD_DELIMITER = re.compile(r'"?sep=(.)"?\s*', re.I)  # the first line of a tab
 # A document is held as one text, since the line of each row is told.
 MAX_DOCUMENT_CHARS = 1 << 30
 STORE = "store"  # its kind and its name
+# The part of a place up to its last colon, in SQL.
+_ORIGIN = "rtrim(source, replace(source, ':', ''))"
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
 # The keys of a document below which its rows are, as APIs and the Hub's viewer name them.
 _LIST = re.compile(r'"(?:data|rows|examples|records)"\s*:\s*\[(?=\s*\{)')
@@ -369,31 +371,29 @@ def _has_no_rows(document: str) -> bool:
 
 def _store_rows(source: Source) -> Iterator[RawRow]:
     origins = {part.name: part for part in source.parts}
-    with closing(open_to_read(source.path)) as database:
-        # Invalid UTF-8, as from a flipped bit, refuses only its row, and not the whole query.
-        database.text_factory = lambda content: content.decode("utf-8", "backslashreplace")
-        columns = ("id", "source", "row", *STORE_COLUMNS)
-        query = f"SELECT {', '.join(columns)} FROM interactions WHERE rowid <= ? "
-        if source.name == STORE:
-            found = database.execute(query + "ORDER BY rowid", (source.size,))
-        else:
-            places = f"{source.name}:", f"{source.name};"  # between which all of its places are
-            found = database.execute(query + "AND source > ? AND source < ?", (source.size, *places))
-        for values in found:
-            row = dict(zip(columns, values, strict=True))
-            stored = {name: row[name] for name in STORE_COLUMNS if row[name] is not None}
-            place, payload = str(row["source"]), str(row["row"]).encode("utf-8", "surrogatepass")
-            yield RawRow(place, payload, None, row["id"], stored, origins.get(place.rpartition(":")[0]))
+    columns = ("id", "source", "row", *STORE_COLUMNS)
+    query = f"SELECT {', '.join(columns)} FROM interactions WHERE rowid <= ?"
+    if source.name == STORE:
+        found = _in_store(source, f"{query} ORDER BY rowid", source.size)
+    else:
+        # By the index: all places of an origin are between these, beside those of names that go on behind the colon.
+        places = f"{source.name}:", f"{source.name};", f"{source.name}:"
+        found = _in_store(source, f"{query} AND source > ? AND source < ? AND {_ORIGIN} = ?", source.size, *places)
+    for values in found:
+        row = dict(zip(columns, values, strict=True))
+        stored = {name: row[name] for name in STORE_COLUMNS if row[name] is not None}
+        place, payload = str(row["source"]), str(row["row"]).encode("utf-8", "surrogatepass")
+        yield RawRow(place, payload, None, row["id"], stored, origins.get(place.rpartition(":")[0]))
 
 
 def origins_of(store: Source) -> Iterator[Source]:
     """Yield the files, tables and streams that the store's rows came from, each as a source of its own."""
-    behind = b""
+    for (origin,) in _in_store(store, f"SELECT DISTINCT {_ORIGIN} FROM interactions ORDER BY 1"):
+        yield replace(store, name=origin.removesuffix(":"))
+
+
+def _in_store(store: Source, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
     with closing(open_to_read(store.path)) as database:
-        database.text_factory = bytes  # in their order, whatever they hold
-        # By the index: a store may have millions of rows of a few origins.
-        query = "SELECT source FROM interactions WHERE source > CAST(? AS TEXT) ORDER BY source LIMIT 1"
-        while found := database.execute(query, (behind,)).fetchone():
-            name = found[0].rpartition(b":")[0] or found[0]
-            yield replace(store, name=name.decode("utf-8", "backslashreplace"))
-            behind = name + b";"  # the sign after the colon: behind all places of this origin
+        # Invalid UTF-8, as from a flipped bit, refuses only its row, and not the whole query.
+        database.text_factory = lambda content: content.decode("utf-8", "backslashreplace")
+        yield from database.execute(query, values)
