@@ -58,27 +58,6 @@ def work(tmp_path: Path, own_home: Path, smollm2: Path) -> Path:
     return work
 
 
-@pytest.fixture
-def shell(tmp_path: Path, work: Path) -> Callable[[str], str]:
-    """Runs a line with `hivetune` and `python` at hand; what it prints. Fails with the line."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name, arguments in (("hivetune", "-m hivetune"), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
-        (programs / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-
-    def run(line: str) -> str:
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=work, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        assert "Traceback" not in done.stderr
-        return done.stdout + done.stderr
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return as_source(make_family(tmp_path_factory.mktemp("hub") / "qwen", "qwen2_5"))
@@ -102,10 +81,14 @@ def test_the_look_at_the_rows(page: str, work: Path, with_tools: Path) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("page", TUTORIALS)
-def test_every_command(
-    page: str, shell: Callable[[str], str], with_tools: Path, record_property: Callable[..., None]
-) -> None:
+def test_every_command(page: str, work: Path, with_tools: Path, record_property: Callable[..., None]) -> None:
+    """With `hivetune` and `python` of this environment, as a reader has them."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     lines = [line.replace(HUB, str(with_tools)) for line in commands(page)]
     for line in lines:
-        shell(line)
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=work, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
     record_property("commands", len(lines))
