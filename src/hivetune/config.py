@@ -206,8 +206,9 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     if not isinstance(tree, dict):
         hint = "it needs at least two lines: 'model: ...' and 'data: {path: ...}'"
         raise UsageError(f"{spelled(path)} contains no settings", hint=hint)
-    if path.is_file():  # not a pipe: `train <(...)` has no folder
-        _resolve_paths(tree, path.parent)
+    data = tree.get("data")
+    if path.is_file() and isinstance(data, dict) and "path" in data:  # not a pipe: `train <(...)` has no folder
+        data["path"] = _resolved(data["path"], path.parent)
     return parse_config(tree, spelled(path), overrides)
 
 
@@ -257,18 +258,11 @@ def written_settings(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in tree.items() if value != {}}
 
 
-def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
-    """Make relative entries of `data.path` relative to the working directory instead of `folder`, the config's."""
-    data = tree.get("data")
-    if not isinstance(data, dict) or not isinstance(data.get("path"), str | list):
-        return  # validation reports it
-    if isinstance(data["path"], str):
-        data["path"] = _resolved(data["path"], folder)
-    else:
-        data["path"] = [_resolved(entry, folder) for entry in data["path"]]
-
-
 def _resolved(entry: Any, folder: Path) -> Any:
+    """Return `data.path` relative to the working directory instead of `folder`, the config's. What it can't be is left
+    to validation."""
+    if isinstance(entry, list):
+        return [_resolved(each, folder) for each in entry]
     is_path = isinstance(entry, str) and entry not in ("", "-", "store") and entry[0] != "~" and "://" not in entry
     return str(folder / entry) if is_path else entry
 

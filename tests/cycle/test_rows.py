@@ -2,7 +2,6 @@
 values have a domain of their own."""
 
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -105,12 +104,6 @@ def test_whatever_comes_every_row_is_accounted(found: list[PoolRow], known: floa
         assert sum(one.length for one in trained) <= budget
 
 
-@pytest.fixture
-def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return a function that sets how many hours any plan takes."""
-    return lambda hours: monkeypatch.setattr(hivetune.cycle.rows, "planned", lambda config, rows: (hours, ""))
-
-
 def test_the_budget_of_hours_is_one_of_tokens() -> None:
     assert affordable_tokens(config_of(), rows(1000), 5.0) is None
     assert affordable_tokens(config_of(hours=6.0), rows(1000), 5.0) is None
@@ -121,9 +114,9 @@ def test_the_budget_of_hours_is_one_of_tokens() -> None:
 
 @pytest.mark.slow
 def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
-    own_home: Path, tmp_path: Path, planned: Callable[[float], None]
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned(1.0)
+    monkeypatch.setattr(hivetune.cycle.rows, "planned", lambda config, rows: (1.0, ""))
     config, known = load_config(make_config(tmp_path)), RowsNow()
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 30))
     snapshot = pool_of(config)

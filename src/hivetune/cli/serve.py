@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -184,7 +183,13 @@ def _control(word: str, name: str | None) -> None:
         raise UsageError(f"there is no loop{of_name}", hint="start one: hivetune cycle CONFIG")
     if word == "status":
         states = [_status(each) for each in names]
-        answer({"cycles": states}, *(block for state in states for block in _status_text(state)))
+        blocks: list[str | Table] = []
+        for each in states:
+            running = "not running" if each["pid"] is None else f"running in process {each['pid']}"
+            blocks.append(f"{each['name']}: {running}{', paused' * each['paused']}")
+            blocks.append(Table(CYCLES, each["cycles"][-SHOWN:]))
+            blocks.append(Table("time station outcome words", each["stations"]))
+        answer({"cycles": states}, *blocks)
         return
     if len(names) > 1:
         raise UsageError(f"there are several loops: {', '.join(names)}", hint=f"choose one: hivetune cycle {word} NAME")
@@ -213,12 +218,3 @@ def _status(name: str) -> dict[str, Any]:
         "cycles": [parts(each, CYCLE_PARTS) for each in _cycles(name)],
         "stations": [entry for entry in read_tail(folder / JOURNAL) if entry["event"] == "end"][-SHOWN:],
     }
-
-
-def _status_text(state: Mapping[str, Any]) -> list[str | Table]:
-    running = "not running" if state["pid"] is None else f"running in process {state['pid']}"
-    return [
-        f"{state['name']}: {running}{', paused' * state['paused']}",
-        Table(CYCLES, state["cycles"][-SHOWN:]),
-        Table("time station outcome words", state["stations"]),
-    ]

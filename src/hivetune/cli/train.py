@@ -71,7 +71,11 @@ def plan(
         plans.append(plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens))
     documents = [plan_document(each) for each in plans]
     if len(plans) > 1:
-        answer({"plans": documents}, Table("model fits peak_bytes hours disk_bytes", list(map(_of_several, documents))))
+        lines = []
+        for each in documents:
+            peak_bytes = each.get("memory", {}).get("peak_bytes")
+            lines.append({**each, "peak_bytes": peak_bytes, "disk_bytes": sum(each["disk_bytes"].values())})
+        answer({"plans": documents}, Table("model fits peak_bytes hours disk_bytes", lines))
         return
     (planned,), (document,) = plans, documents
     error: HivetuneError | None = planned.refusal
@@ -86,12 +90,6 @@ def plan(
 
         elsewhere += minutes_text(planned.config.model, planned.config.eval)
     answer(document, *plan_text(planned, document), Note(elsewhere), error=error)
-
-
-def _of_several(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the line of one model in the plan of several (`--model A --model B`)."""
-    peak_bytes = document.get("memory", {}).get("peak_bytes")
-    return {**document, "peak_bytes": peak_bytes, "disk_bytes": sum(document["disk_bytes"].values())}
 
 
 def _folder_of(planned: Planned) -> Path:

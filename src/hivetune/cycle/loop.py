@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from datetime import time as clock
@@ -393,9 +393,8 @@ def opened(config: RunConfig, say: Callable[[str], None] = lambda words: None) -
     """Yield the loop of this config, locked against other processes. Raises Busy, UsageError."""
     name = release_name(config)
     folder = loop_folder(name)
-    with ExitStack() as stack:
-        stack.enter_context(lock(folder, hint="see what it does: hivetune cycle status"))
-        journal = stack.enter_context(Journal(folder / record.JOURNAL))
+    hint = "see what it does: hivetune cycle status"
+    with lock(folder, hint=hint), Journal(folder / record.JOURNAL) as journal:
         yield Loop(config, name, journal, say)
 
 

@@ -105,13 +105,11 @@ def cycles_of(database: sqlite3.Connection, name: str) -> list[CycleRow]:
 
 def _cycles(database: sqlite3.Connection, where: str, name: str) -> list[CycleRow]:
     found = database.execute(f"SELECT * FROM cycles WHERE {where}", (name,)).fetchall()
-    return [_cycle(*row) for row in found]
-
-
-# The columns of the table are in the order of the fields.
-def _cycle(*row: Any) -> CycleRow:
-    config, champion, domain = json.loads(row[4]), row[5], row[6] and Domain(**json.loads(row[6]))
-    return CycleRow(*(*row[:4], config, champion, domain, *row[7:]))
+    # The columns of the table are in the order of the fields.
+    return [
+        CycleRow(*(*row[:4], json.loads(row[4]), row[5], row[6] and Domain(**json.loads(row[6])), *row[7:]))
+        for row in found
+    ]
 
 
 def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> None:

@@ -159,7 +159,8 @@ def choose_rows(
     trained = [row for row in rows if row.split == "train" and row.id not in left_out]
     # All new ones before any old one: what nobody has learned yet is why this cycle runs.
     room = sum(row.length for row in trained) if budget_tokens is None else budget_tokens
-    new = sorted((row for row in trained if row.id not in known), key=_oldest_first)
+    new = [row for row in trained if row.id not in known]
+    new.sort(key=lambda row: (math.inf if row.time is None else row.time, _by_content(row)))
     old = sorted((row for row in trained if row.id in known), key=_by_content)
     for row in (*new, *old):
         if row.length <= room:
@@ -167,10 +168,6 @@ def choose_rows(
         else:
             left_out[row.id] = "not-drawn"
     return left_out
-
-
-def _oldest_first(row: PoolRow) -> tuple[Hashable, ...]:
-    return (math.inf if row.time is None else row.time, _by_content(row))
 
 
 def _by_content(row: PoolRow) -> tuple[Hashable, ...]:

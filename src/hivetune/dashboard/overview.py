@@ -92,9 +92,10 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     runs = [replace(status, name=names[status.run]) for status in runs]  # as `show` takes it
     # A cycle continues its own runs without a person.
     mine = [status for status in runs if not status.run.is_relative_to(home() / "cycles")]
-    failed = [(loop.name, loop.failed) for loop in loops if loop.failed]
     needs = [
-        Suggestion(f"the newest cycle of {name} failed: {why}", f"hivetune cycle status {name}") for name, why in failed
+        Suggestion(f"the newest cycle of {loop.name} failed: {loop.failed}", f"hivetune cycle status {loop.name}")
+        for loop in loops
+        if loop.failed
     ]
     return Overview(
         running=tuple(status for status in runs if status.state == "running"),
