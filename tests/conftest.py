@@ -117,16 +117,13 @@ def pytest_configure_node(node: Any) -> None:
 def forks(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
     """One process imports torch and transformers for all tasks that the tests of this process start."""
     # What tests make the same each time is made once, and copied (serve/hive.py).
-    os.environ["HIVETUNE_TEST_COMMON"] = str(common_folder(tmp_path_factory) / "common")
+    own = tmp_path_factory.getbasetemp()
+    # All workers of pytest-xdist see the folder of the whole session.
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    os.environ["HIVETUNE_TEST_COMMON"] = str(shared / "common")
     FORKS.begin(getattr(pytestconfig, "workerinput", {}).get("forks"))
     with mock.patch.object(parent, "start_process", FORKS.start_process):
         yield
-
-
-def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The temporary folder of the whole session: all workers of pytest-xdist see the same one."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(autouse=True)

@@ -38,12 +38,8 @@ _PRELOADED = (
     "forks",
 )
 # Read when they are used, so a child may have others than the server.
-_READ_LATE = frozenset(
-    {
-        *("HIVETUNE_HOME", "HIVETUNE_KERNELS", "HIVETUNE_SUPERVISION", "TRITON_CACHE_DIR", "PYTEST_CURRENT_TEST"),
-        "TORCHINDUCTOR_CACHE_DIR",  # torch sets it where it is imported, as this process may have done since
-    }
-)
+_READ_LATE = {"HIVETUNE_HOME", "HIVETUNE_KERNELS", "HIVETUNE_SUPERVISION", "TRITON_CACHE_DIR", "PYTEST_CURRENT_TEST"}
+_READ_LATE |= {"TORCHINDUCTOR_CACHE_DIR"}  # torch sets it where it is imported, as this process may have done since
 # numpy would start threads, and only a process without threads can fork.
 _EARLY = {"OPENBLAS_NUM_THREADS": "1"}
 

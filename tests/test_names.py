@@ -23,17 +23,15 @@ PAGES = [
 @functools.cache
 def texts() -> list[tuple[str, str]]:
     """(place, text) of every string in the source and every line of its data files and of the pages."""
-    return list(_texts())
-
-
-def _texts() -> Iterator[tuple[str, str]]:
+    found = []
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", node.value))
     for path in (*sorted(SOURCE.rglob("*.toml")), *PAGES):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            yield f"{path.relative_to(ROOT)}:{number}", line
+            found.append((f"{path.relative_to(ROOT)}:{number}", line))
+    return found
 
 
 def named_commands() -> Iterator[tuple[str, str, str]]:

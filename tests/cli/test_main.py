@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -103,10 +104,7 @@ def test_a_bug_is_one_document_and_its_traceback_a_file(own_home: Path, monkeypa
 def test_a_command_or_a_question_that_is_broken_off_is_a_stop(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken_off(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("hivetune.cli.look.known_runs", broken_off)
+    monkeypatch.setattr("hivetune.cli.look.known_runs", Mock(side_effect=error))
     code, document, err = ask("runs")
     assert (code, document["error"]["type"]) == (130, "Stopped") and "Aborted" not in err
 

@@ -269,10 +269,8 @@ def test_mistakes_are_told_in_words(place: Workplace, line: str, words: str) -> 
 def test_a_model_that_cant_be_served_is_judged_by_its_loss_and_the_verdict_says_so(
     place: Workplace, evaluation: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise UsageError("the converter does not know this architecture")
-
-    monkeypatch.setattr(evaluate, "find_artefact", refuse)
+    refusal = UsageError("the converter does not know this architecture")
+    monkeypatch.setattr(evaluate, "find_artefact", mock.Mock(side_effect=refusal))
     found = evaluate_run(load_run(place.run))
     assert found["rows"] == evaluation["rows"] and found["answers"] == []
     assert "nothing: llama.cpp can't serve this model here: the converter does not" in found["answered_by"]
@@ -361,9 +359,9 @@ def test_commands_answer_as_they_did(place: Workplace, evaluation: dict[str, Any
         code, document = place.document(*line.split())
         seen[line] = {"exit": code, "keys": sorted(shape(document))}
     # Other tests of this file may have made more exports and comparisons.
-    release, home = (files_of(place.folder / "home" / part) for part in ("releases/again/1", ""))
-    seen["files of a release"] = [name for name in release if not name.startswith("exports/")]
-    seen["files of the home"] = sorted({name.partition("/")[0] for name in home} & HOME)
+    home = place.folder / "home"
+    seen["files of a release"] = [name for name in files_of(home / "releases/again/1") if name[:8] != "exports/"]
+    seen["files of the home"] = sorted({path.name for path in home.iterdir()} & HOME)
     if os.environ.get("HIVETUNE_WRITE_CONTRACT") == "1":
         CONTRACT.write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")
     assert seen == json.loads(CONTRACT.read_text(encoding="utf-8"))

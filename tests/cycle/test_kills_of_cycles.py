@@ -9,7 +9,6 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cycle.small import Kill, KilledLoop, append_rows, make_config, make_rows, poisoned, summary
@@ -26,12 +25,6 @@ BORDERS = (("opened", ""), *((event, each) for each in STATIONS for event in ("b
 BELOW = ("train", "evaluate")
 
 
-def kills_of(batch: int, count: int) -> list[Kill]:
-    """Draw `count` borders of one batch, each once."""
-    draw = random.Random(batch)
-    return [drawn(draw, border) for border in draw.sample(BORDERS, min(count, len(BORDERS)))]
-
-
 def drawn(draw: random.Random, border: tuple[str, str]) -> Kill:
     event, station = border
     if event == "begin" and station in BELOW and draw.random() < 0.5:
@@ -39,11 +32,6 @@ def drawn(draw: random.Random, border: tuple[str, str]) -> Kill:
     if event != "begin" or draw.random() < 0.5:
         return Kill(border)
     return Kill(border, "a moment later", draw.uniform(0, MOST_DELAY_S))
-
-
-def batch_of(number: int) -> list[dict[str, Any]]:
-    rows = make_rows(1000 * number, ROWS if number else FIRST_ROWS)
-    return poisoned(rows) if number in POISONED else rows
 
 
 def test_kills_change_nothing(own_home: Path, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
@@ -58,8 +46,10 @@ def test_kills_change_nothing(own_home: Path, tmp_path: Path, record_property: C
         (tmp_path / "rows.jsonl").write_text("")
         loop = KilledLoop(config, tmp_path / "log")
         for number in range(cycles):
-            append_rows(tmp_path / "rows.jsonl", batch_of(number))
-            loop.once(kills_of(number, most))
+            rows = make_rows(1000 * number, ROWS if number else FIRST_ROWS)
+            append_rows(tmp_path / "rows.jsonl", poisoned(rows) if number in POISONED else rows)
+            draw = random.Random(number)
+            loop.once([drawn(draw, border) for border in draw.sample(BORDERS, min(most, len(BORDERS)))])
         left.append(summary())
     assert left[0] == left[1]
     ends = [end for _, end, _ in left[0]["cycles"]]

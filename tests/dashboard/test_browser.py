@@ -1,16 +1,15 @@
 """The dashboard in a real browser: Debian's Chromium, driven by Playwright, against the real server."""
 
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browsers import SOON_MS, Tabs, chromium  # noqa: F401 (a fixture)
+from browsers import Tabs, chromium  # noqa: F401 (a fixture)
 from dashboard.shown import SNAPSHOT, add_step, dashboard, everything, supervisor
 from playwright.sync_api import Browser, Page, expect
+from serve.hive import wait_until
 
 from hivetune.base.database import open_database
 from hivetune.base.journal import Journal, read_journal
@@ -42,13 +41,6 @@ def grow(folder: Path, first: int, last: int) -> None:
     with Journal(folder / METRICS) as journal:
         for step in range(first, last + 1):
             add_step(journal, step)
-
-
-def until(holds: Callable[[], bool], timeout_ms: float = SOON_MS) -> None:
-    deadline = time.monotonic() + timeout_ms / 1000
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 PAGES = "/ /runs /runs/RUN /runs/FINISHED/evaluation /releases /releases/helpdesk/1"
@@ -94,14 +86,14 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
             expect(page.locator(".state").first).to_have_text("running")
             assert points(page) == 30
             grow(going, 31, 60)
-            until(lambda: points(page) == 60)
+            wait_until(lambda: points(page) == 60)
             page.reload()
             assert points(page) == 60
             kept = [entry for entry in read_journal(going / METRICS) if entry["step"] <= 45]
             with Journal(going / METRICS) as journal:  # as a worker that resumes from step 45 does
                 journal.replace(kept)
             grow(going, 46, 50)
-            until(lambda: points(page) == 50)
+            wait_until(lambda: points(page) == 50)
             port = shown.port
             shown.process.kill()
             shown.process.wait(30)
@@ -109,7 +101,7 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
         assert "does not answer" in page.inner_text("#connection")
         grow(going, 51, 90)
         with dashboard(tmp_path / "log", port) as shown:
-            until(lambda: points(page) == 90)  # it has come back by itself, and is still signed in
+            wait_until(lambda: points(page) == 90)  # it has come back by itself, and is still signed in
             expect(page.locator("#connection")).to_be_hidden()
             training.kill()
             expect(page.locator(".state").first).to_have_text("interrupted", timeout=DEATH_MS)
@@ -146,7 +138,7 @@ def test_a_hundred_answers_are_reviewed_by_keyboard_alone(browser: Browser, own_
         for done in range(100):
             key = "d" if done % 10 else "u"
             page.keyboard.press(key)
-            until(lambda done=done: ratings().get(None, 0) == 99 - done)  # type: ignore[misc]
+            wait_until(lambda done=done: ratings().get(None, 0) == 99 - done)  # type: ignore[misc]
             if done % 20 == 19 and done < 99:
                 page.keyboard.press("n")
                 page.wait_for_url("**after=**")
@@ -163,7 +155,7 @@ def test_a_hundred_answers_are_reviewed_by_keyboard_alone(browser: Browser, own_
             "not trained as a good answer: rated down"
         )
         page.keyboard.press("s")
-        until(lambda: page.locator("#said").inner_text() == "aside done")
+        wait_until(lambda: page.locator("#said").inner_text() == "aside done")
         page.keyboard.press("k")
         page.keyboard.press("f")
         page.wait_for_url("**/data/forget?kind=row**")

@@ -107,10 +107,8 @@ def test_every_route_is_behind_the_guard(guarded: Guarded) -> None:
 
 
 def test_a_client_of_the_api_sees_no_dashboard_and_its_owner_no_models(own_home: Path) -> None:
-    owners, (watch, path) = (
-        dashboard_token(),
-        (Watch(lambda label, reason: None, open_database), "/releases/x/1/promote"),
-    )
+    owners, watch = dashboard_token(), Watch(lambda label, reason: None, open_database)
+    path = "/releases/x/1/promote"
     with closing(open_database()) as database:
         client = make_client(database, "app")
     gateway = Gateway(Keeper(Wanted, lambda wanted: None), watch)  # type: ignore[arg-type, return-value]
