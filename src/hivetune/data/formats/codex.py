@@ -26,7 +26,7 @@ _HELD_ITEMS = (*ITEMS, "message", "web_search_call")
 
 @dataclass(slots=True)
 class _Session:
-    """Items since the session began or was compacted. `place`: the line of the first one."""
+    """Items since the session began or was compacted. `place`: the line of the first one, 0 if nothing followed."""
 
     name: str | None = None
     time: str | None = None
@@ -140,7 +140,7 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
         items.append({**item, "type": "custom_tool_call", "input": str(item.get("arguments"))} if broken else item)
         if broken:
             _unlearn_answer(items)
-    if not any(item.get("role") == "user" for item in items):
+    if not session.place or not any(item.get("role") == "user" for item in items):
         return
     kinds = (str(item.get("type")) for item in items if "role" not in item)
     if session.is_hidden:
