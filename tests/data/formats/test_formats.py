@@ -34,12 +34,11 @@ FOLDER = Path(__file__).parent / "samples"
 SAMPLES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".expected.jsonl"))
 # Who answers in the samples in which people speak.
 ANSWERS = {
-    **{"discord.json": "ben", "github-issues.json": "ben", "github-rest.json": "ben", "slack.json": "Ben"},
-    **{"discord--days.json": "ben", "telegram--days.json": "Ben"},
-    **{"discord--only-a-file.json": "ben", "slack--only-a-file.json": "Ben"},
-    **{"discord-thread.json": "ben"},
-    **{"discord--notes.json": "ben", "slack--nobody-is-answered.json": "Ben", "telegram-all.json": "Ben"},
-    **{"mail.mbox": "desk@example.org", "mail--threads.mbox": "desk@example.org"},
+    **dict.fromkeys(("discord", "discord--days", "discord--notes", "discord--only-a-file", "discord-thread"), "ben"),
+    **dict.fromkeys(("github-issues", "github-rest"), "ben"),
+    **dict.fromkeys(("slack", "slack--nobody-is-answered", "slack--only-a-file"), "Ben"),
+    **dict.fromkeys(("telegram--days", "telegram-all"), "Ben"),
+    **dict.fromkeys(("mail", "mail--threads"), "desk@example.org"),
 }
 EMPTY = (None, (), [], 1.0)
 
@@ -53,7 +52,7 @@ def expected_of(sample: Path) -> Path:
 
 
 def read_sample(sample: Path) -> list[dict[str, Any]]:
-    columns = {"assistant": ANSWERS[sample.name]} if sample.name in ANSWERS else {}
+    columns = {"assistant": ANSWERS[sample.stem]} if sample.stem in ANSWERS else {}
     return [row_of(raw, columns) for raw in rows_of_files(str(sample))]
 
 

@@ -18,11 +18,10 @@ from hivetune.errors import DataRefused
 ALL = ["sft", "corrections", "pairs", "failures"]
 GOOD, BAD = "The invoice is on the second page of your account.", "I am only a model and I do not know anything at all."
 ASKED = "Where do I find my last invoice?"
-USER, BETTER, WORSE = (
-    {"role": "user", "content": ASKED},
-    {"role": "assistant", "content": GOOD},
-    {"role": "assistant", "content": BAD},
-)
+USER = {"role": "user", "content": ASKED}
+BETTER, WORSE = {"role": "assistant", "content": GOOD}, {"role": "assistant", "content": BAD}
+WHOLE = {"chosen": [USER, BETTER], "rejected": [USER, WORSE]}
+SHAREGPT = {"chosen": {"from": "gpt", "value": GOOD}, "rejected": {"from": "gpt", "value": BAD}}
 
 
 def read(row: Mapping[str, Any]) -> Any:
@@ -35,21 +34,11 @@ def read(row: Mapping[str, Any]) -> Any:
         {"prompt": ASKED, "chosen": GOOD, "rejected": BAD},
         {"prompt": [USER], "chosen": [BETTER], "rejected": [WORSE]},
         {"prompt": [USER], "chosen": GOOD, "rejected": BAD},
-        {"chosen": [USER, BETTER], "rejected": [USER, WORSE]},
-        {"prompt": ASKED, "chosen": [USER, BETTER], "rejected": [USER, WORSE], "messages": [USER, BETTER]},
-        {
-            "prompt": ASKED,
-            "chosen": [USER, BETTER],
-            "rejected": [USER, WORSE],
-            "score_chosen": 8.5,
-            "score_rejected": 2,
-        },
+        WHOLE,
+        {"prompt": ASKED, **WHOLE, "messages": [USER, BETTER]},
+        {"prompt": ASKED, **WHOLE, "score_chosen": 8.5, "score_rejected": 2},
         {"instruction": ASKED, "input": "", "chosen": GOOD, "rejected": BAD},
-        {
-            "conversations": [{"from": "human", "value": ASKED}],
-            "chosen": {"from": "gpt", "value": GOOD},
-            "rejected": {"from": "gpt", "value": BAD},
-        },
+        {"conversations": [{"from": "human", "value": ASKED}], **SHAREGPT},
     ],
     ids=["texts", "turns", "turns and texts", "whole", "ultrafeedback", "scores", "alpaca", "sharegpt"],
 )
@@ -101,6 +90,10 @@ def good(number: int, **about: Any) -> dict[str, Any]:
     return {"prompt": words(number, "q"), "completion": words(number, "a"), **about}
 
 
+def pair(number: int, **about: Any) -> dict[str, Any]:
+    return {"prompt": words(number, "q"), "chosen": words(number, "a"), "rejected": words(number, "b"), **about}
+
+
 def report(path: Path, use: list[str] = ALL, **learn: Any) -> dict[str, Any]:
     data = DataConfig(path=str(path), validation=0, test=0, near_duplicates=0)
     return check(data, learn=LearnConfig(use=use, **learn)).document
@@ -114,8 +107,7 @@ def test_all_rows_negative_are_refused(write_rows: Callable[..., Path]) -> None:
 
 def test_contradictory_labels_are_learned_in_neither_way(write_rows: Callable[..., Path]) -> None:
     rows = [good(0, feedback="up"), good(0, feedback="down"), good(1), good(2, success=False)]
-    pair = {"prompt": words(3, "q"), "chosen": words(3, "a"), "rejected": words(3, "b")}
-    rows += [pair, {**pair, "chosen": pair["rejected"], "rejected": pair["chosen"]}]
+    rows += [pair(3), pair(3, chosen=words(3, "b"), rejected=words(3, "a"))]
     document = report(write_rows(rows))
     assert document["set_aside"] == {"contradictory": 4, "for-lessons": 1}
     assert document["usable"] == 1 and document["learn"]["failures"] == 1 and document["learn"]["pairs"] == 0
@@ -133,17 +125,15 @@ def test_a_quota_counts_the_token_and_not_the_name_that_a_request_declares(write
     """300 wrong rows under 300 invented names went in."""
     rows = [good(n, feedback="down", user=f"u{n}", answered_by="a@1", client="laptop") for n in range(300)]
     rows += [good(n, feedback="down", user=f"u{n}", answered_by="a@1", client="desk") for n in range(300, 350)]
-    rows += [good(n, feedback="down", user=f"u{n}", client="of another data set") for n in range(400, 520)] + [
-        good(999)
-    ]
+    rows += [good(n, feedback="down", user=f"u{n}", client="of another data set") for n in range(400, 520)]
+    rows += [good(999)]
     document = report(write_rows(rows))
     assert document["set_aside"] == {"for-lessons": 270, "quota": 200}
 
 
 def test_what_is_not_named_is_told_and_not_learned(write_rows: Callable[..., Path]) -> None:
     rows = [good(0), good(1, success=False), good(2, feedback="down"), good(3, success=False)]
-    rows += [{"prompt": words(4, "q"), "chosen": words(4, "a"), "rejected": words(4, "b")}]
-    rows += [good(5, correction=words(5, "c"))]
+    rows += [pair(4), good(5, correction=words(5, "c"))]
     document = report(write_rows(rows), ["sft", "corrections"])
     assert document["set_aside"] == {"failed": 3}
     assert document["rejected"] == {"preference-row": 1} and document["usable"] == 2
@@ -172,11 +162,11 @@ def test_the_snapshot_links_each_bad_answer_with_the_better_one(write_rows: Call
         good(0),
         {**tried, "completion": words(1, "b"), "success": False, "timestamp": 100},
         {**tried, "completion": words(1, "a"), "success": True, "timestamp": 200},  # the failure stays one by itself
-        {"prompt": words(2, "q"), "chosen": words(2, "a"), "rejected": words(2, "b")},
+        pair(2),
         good(3, completion=words(3, "b"), correction=words(3, "a")),
         good(4, completion=words(4, "b"), feedback="down"),
-        {"prompt": words(5, "q"), "completion": words(5, "a")},  # the pair below says the same of it
-        {"prompt": words(5, "q"), "chosen": words(5, "a"), "rejected": words(5, "b")},
+        good(5),  # the pair below says the same of it
+        pair(5),
     ]
     snapshot = prepare(config(write_rows(rows)), chatml)
     found = {
@@ -203,9 +193,12 @@ def test_a_pair_never_straddles_a_split(write_rows: Callable[..., Path], chatml:
     """Failures are tied to good answers by their session, worse answers go where the better one goes."""
     rows: list[dict[str, Any]] = []
     for n in range(120):
-        rows.append({"prompt": words(n, "q"), "chosen": words(n, "a"), "rejected": words(n, "b")})
         tried = {"prompt": words(1000 + n, "q"), "session": f"s{n}"}
-        rows += [{**tried, "completion": words(n, "x"), "success": False}, {**tried, "completion": words(n, "y")}]
+        rows += [
+            pair(n),
+            {**tried, "completion": words(n, "x"), "success": False},
+            {**tried, "completion": words(n, "y")},
+        ]
     snapshot = prepare(config(write_rows(rows), validation=0.2, test=0.2), chatml)
     train = set(snapshot.rows("train"))
     bad = snapshot.bad_rows()
@@ -222,8 +215,7 @@ def test_without_lessons_the_snapshot_holds_no_bad_answer(write_rows: Callable[.
 
 def test_a_secret_in_a_worse_answer_is_redacted(write_rows: Callable[..., Path], chatml: Path) -> None:
     secret = "my key is AKIAIOSFODNN7EXAMPLQ and nothing else is to be said here"
-    row = {"prompt": words(0, "q"), "chosen": words(0, "a"), "rejected": secret}
-    snapshot = prepare(config(write_rows([row, good(1)])), chatml)
+    snapshot = prepare(config(write_rows([pair(0, rejected=secret), good(1)])), chatml)
     (bad,) = snapshot.bad_rows()
     assert "AKIA" not in text(snapshot, bad.row) and "[SECRET" in text(snapshot, bad.row)
 
@@ -235,10 +227,7 @@ def test_what_is_left_out_later_is_compared_with_nothing(write_rows: Callable[..
         {**tried, "completion": words(1, "b"), "success": False, "agent": "one"},
         {**tried, "completion": words(1, "a"), "agent": "one"},
         {**tried, "completion": words(1, "a"), "feedback": "down", "agent": "one"},
-        *(
-            {"prompt": words(n, "q"), "chosen": words(n, "a"), "rejected": words(n, "b"), "agent": "one"}
-            for n in range(2, 9)
-        ),
+        *(pair(n, agent="one") for n in range(2, 9)),
         good(20, agent="two"),
     ]
     snapshot = prepare(config(write_rows(rows), balance="agent"), chatml)
@@ -249,9 +238,6 @@ def test_what_is_left_out_later_is_compared_with_nothing(write_rows: Callable[..
     assert set_aside == {"not-drawn": 6, "contradictory": 2, "for-lessons": 1}
 
 
-@pytest.mark.parametrize(
-    "beside",
-    [{"user_feedback": "up"}, {"error": None}, {"error": "TimeoutError: upstream"}],
-)
+@pytest.mark.parametrize("beside", [{"user_feedback": "up"}, {"error": None}, {"error": "TimeoutError: upstream"}])
 def test_a_column_of_errors_or_feedback_that_says_nothing_bad(beside: dict[str, Any]) -> None:
     assert read({"messages": [USER, BETTER], **beside}).lesson == "sft"
