@@ -308,7 +308,7 @@ def _override(tree: dict[str, Any], override: str, origin: str) -> str:
 
 # What pydantic refuses, in words for the person who wrote it.
 
-MOST_SHOWN_CHARS = 80  # of a value: a list may be a page long
+MAX_SHOWN_CHARS = 80  # of a value: a list may be a page long
 _BRANCHES = ("str", "list[str]", "int")  # of a union, which pydantic names behind the setting
 
 
@@ -331,7 +331,7 @@ def refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str
     if kind == "model_type":
         return f"'{key}' is a group of settings: set {next(name for name in settings if name.startswith(f'{key}.'))}"
     shown = repr(problem["input"])
-    got = f"got {shown if len(shown) <= MOST_SHOWN_CHARS else shown[:MOST_SHOWN_CHARS] + '...'}"
+    got = f"got {shown if len(shown) <= MAX_SHOWN_CHARS else shown[:MAX_SHOWN_CHARS] + '...'}"
     if key in settings and (kind == "string_pattern_mismatch" or len(problem["loc"]) > key.count(".") + 1):
         return f"'{key}': choose one of: {settings[key]}; {got}"
     return f"'{key}': {problem['msg'].removeprefix('Value error, ')}, {got}"

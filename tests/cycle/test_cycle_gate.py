@@ -89,10 +89,8 @@ def changed(contests: Comparisons, rival: str, **parts: Any) -> Comparisons:
 
 
 def lost_questions() -> Comparisons:
-    asked = [(f"w:{n}", f"{n}?", {"success": True}, {"success": n % 2 == 0}) for n in range(20)]
-    frozen = [
-        {"origin": "win", **dict(zip(("source", "prompt", "base", "tuned"), each, strict=True))} for each in asked
-    ]
+    sides = ({"base": {"success": True}, "tuned": {"success": n % 2 == 0}} for n in range(20))
+    frozen = [{"origin": "win", "source": f"w:{n}", "prompt": f"{n}?", **each} for n, each in enumerate(sides)]
     return changed(situation(0.5), "base", frozen=frozen)
 
 
