@@ -2,20 +2,14 @@
 
 import json
 import re
-import runpy
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import proof as tool
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(scope="module")
-def tool() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "tools" / "proof.py"))
 
 
 @pytest.fixture
@@ -39,14 +33,14 @@ def commit(folder: Path) -> None:
     git(folder, "commit", "-qm", "a change")
 
 
-def test_a_result_is_stale_only_when_its_code_changed(tool: dict[str, Any], clone: Path) -> None:
-    proof = tool["Proof"]("a claim", ("tests/data",), ("data",))
+def test_a_result_is_stale_only_when_its_code_changed(clone: Path) -> None:
+    proof = tool.Proof("a claim", ("tests/data",), ("data",))
 
     def state() -> str:
-        return str(tool["state"](clone, "rows", proof)).partition(":")[0]
+        return tool.state(clone, "rows", proof).partition(":")[0]
 
     assert state() == "never run"
-    code = tool["code_hash"](clone, proof.paths())
+    code = tool.code_hash(clone, proof.paths())
     result = {"code": code, "date": "2026-11-28", "commit": "abc1234"}
     (clone / "docs" / "proof" / "rows.json").write_text(json.dumps(result))
     commit(clone)  # the result itself
@@ -55,15 +49,15 @@ def test_a_result_is_stale_only_when_its_code_changed(tool: dict[str, Any], clon
     commit(clone)
     assert state() == "up to date"
     (clone / "src/hivetune/data/a.py").write_text("2\n")
-    assert tool["changed_files"](clone, proof.paths()) == [" M src/hivetune/data/a.py"]
+    assert tool.changed_files(clone, proof.paths()) == [" M src/hivetune/data/a.py"]
     commit(clone)
     assert state() == "stale"
 
 
-def test_every_test_marked_proof_belongs_to_a_proof(tool: dict[str, Any]) -> None:
-    selected = [ROOT / path for proof in tool["PROOFS"].values() for path in proof.tests if not path.startswith("--")]
+def test_every_test_marked_proof_belongs_to_a_proof() -> None:
+    selected = [ROOT / path for proof in tool.PROOFS.values() for path in proof.tests if not path.startswith("--")]
     assert [path for path in selected if not path.exists()] == []
-    rooms = {room for proof in tool["PROOFS"].values() for room in proof.rooms}
+    rooms = {room for proof in tool.PROOFS.values() for room in proof.rooms}
     assert [room for room in rooms if not (ROOT / "src" / "hivetune" / room).exists()] == []
     mark = re.compile(r"^(?:@pytest\.mark\.proof|pytestmark = pytest\.mark\.proof)", re.MULTILINE)
     marked = [path for path in (ROOT / "tests").rglob("test_*.py") if mark.search(path.read_text(encoding="utf-8"))]

@@ -1,26 +1,16 @@
 """Set-up: which torch it installs where, decided by the facts that the doctor judges by."""
 
 import ast
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import setup
 
 SCRIPT = Path(__file__).parents[1] / "tools" / "setup.py"
 
 
 @pytest.fixture
-def setup() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("setup_tool", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def installed(setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
     """What would be installed: (build, requirement)."""
     asked: list[tuple[str, str]] = []
     python = tmp_path / "python"
@@ -43,15 +33,13 @@ def installed(setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ],
 )
 def test_an_amd_card_gets_the_torch_that_works_on_it(
-    setup: ModuleType, installed: list[tuple[str, str]], architectures: list[str], wanted: tuple[str, str]
+    installed: list[tuple[str, str]], architectures: list[str], wanted: tuple[str, str]
 ) -> None:
     setup.install_for_amd(architectures)
     assert installed == [wanted]
 
 
-def test_a_python_without_wheels_is_refused_before_anything_is_installed(
-    setup: ModuleType, installed: list[tuple[str, str]]
-) -> None:
+def test_a_python_without_wheels_is_refused_before_anything_is_installed(installed: list[tuple[str, str]]) -> None:
     setup.PYTHON.write_text("#!/bin/sh\necho Python 3.14.1\n")
     with pytest.raises(SystemExit, match=r"PYTHON=python3\.12"):
         setup.install_for_amd(["gfx906"])
@@ -67,7 +55,6 @@ def test_a_python_without_wheels_is_refused_before_anything_is_installed(
     ],
 )
 def test_an_nvidia_card_gets_one_that_it_and_its_driver_can_run(
-    setup: ModuleType,
     installed: list[tuple[str, str]],
     monkeypatch: pytest.MonkeyPatch,
     capability: str,
@@ -80,7 +67,7 @@ def test_an_nvidia_card_gets_one_that_it_and_its_driver_can_run(
     assert installed == [wanted]
 
 
-def test_an_old_python_reads_as_far_as_its_version(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_python_reads_as_far_as_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Syntax of 3.8, and no annotation that it would evaluate: `list[str]` is a TypeError there."""
     text = SCRIPT.read_text(encoding="utf-8")
     ast.parse(text, feature_version=(3, 8))

@@ -2,15 +2,10 @@
 
 import copy
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
+import corpus
 import pytest
-
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-import corpus  # noqa: E402
 
 NUM_SAMPLED = 120  # of 250; `make corpus` replays all
 FILE = '{"prompt": "Where is it?", "completion": "In the shed."}\n{"prompt": "Who?"}\n'

@@ -1,8 +1,9 @@
 """The pages about data say what the code does, and the generated ones are up to date (python tools/pages.py)."""
 
 import re
-import runpy
 from pathlib import Path
+
+from pages import pages
 
 from hivetune.data.formats import all_formats
 from hivetune.data.pieces.format import Format
@@ -37,6 +38,6 @@ def test_the_page_on_rows_from_documentation_has_every_kind() -> None:
 
 
 def test_the_pages_are_what_the_settings_and_the_knowledge_say() -> None:
-    pages = runpy.run_path(str(DOCS.parent / "tools" / "pages.py"))["pages"]()
-    assert [path.name for path, text in pages.items() if path.read_text(encoding="utf-8") != text] == []
-    assert all("| `" in text for text in pages.values())
+    made = pages()
+    assert [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text] == []
+    assert all("| `" in text for text in made.values())
