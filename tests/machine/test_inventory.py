@@ -78,6 +78,7 @@ def test_the_quota_of_every_cgroup_above_counts(
         ({"HIP_VISIBLE_DEVICES": "1"}, {0: "R9700"}),  # as a run is kept from graphics in the processor, number 0
         ({"HIP_VISIBLE_DEVICES": "2, 1"}, {0: "MI50", 1: "R9700"}),
         ({"CUDA_VISIBLE_DEVICES": "0,2"}, {1: "MI50"}),
+        ({"CUDA_VISIBLE_DEVICES": "2,-1,1"}, {0: "MI50"}),
         ({"CUDA_VISIBLE_DEVICES": ""}, {}),
         ({"CUDA_VISIBLE_DEVICES": "GPU-5a3c"}, {1: "R9700", 2: "MI50"}),
         ({"HIP_VISIBLE_DEVICES": None}, {1: "R9700", 2: "MI50"}),

@@ -6,6 +6,7 @@ tests.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import platform
 import re
@@ -124,7 +125,8 @@ def as_torch_sees(machine: Machine, environment: Mapping[str, str | None]) -> Ma
         if value is None or value.upper().startswith(("GPU-", "MIG-")):  # UUIDs, which the inventory does not have
             continue
         of_driver = {str(card.index): card for card in machine.cards}
-        names = enumerate(name.strip() for name in value.split(","))
+        # Drivers ignore -1 and all that follows it.
+        names = enumerate(itertools.takewhile(str.isdecimal, map(str.strip, value.split(","))))
         seen = tuple(replace(of_driver[name], index=place) for place, name in names if name in of_driver)
         return replace(machine, cards=seen)
     return machine
