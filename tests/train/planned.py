@@ -9,11 +9,12 @@ from typing import Any
 
 from hivetune.base.disk import sha256_bytes, write_manifest
 from hivetune.config import RunConfig, parse_config
-from hivetune.data.snapshot import ROWS_SCHEMA
+from hivetune.data.snapshot import ROWS_SCHEMA, open_snapshot
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import Profile, write_profile
 from hivetune.run.choices import Choices
-from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
+from hivetune.train.open import plan_of
+from hivetune.train.plan.steps import write_plan
 
 Rows = Sequence[tuple[list[int], list[int]]]  # tokens, and which of them are trained
 DEFAULTS: dict[str, Any] = {
@@ -61,27 +62,12 @@ def write_run(
 ) -> RunConfig:
     """Write `folder/run` and `folder/snapshot`, and return the config: DEFAULTS with `settings`."""
     config = parse_config({**DEFAULTS, **settings})
-    digest = write_snapshot(folder / "snapshot", rows, splits)
+    write_snapshot(folder / "snapshot", rows, splits)
     run = folder / "run"
     run.mkdir()
     resolved = {"config": config.model_dump(mode="json"), "choices": dict(choices)}
     (run / "config.resolved.yaml").write_text(json.dumps(resolved))
-    plan_rows = [
-        PlanRow(row, str(row), len(ids), sum(mask))
-        for row, (ids, mask) in enumerate(rows)
-        if splits[row % len(splits)] == "train"
-    ]
-    plan = make_plan(
-        plan_rows,
-        snapshot_hash=digest,
-        settings_hash="settings",
-        seed=config.seed,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        max_steps=config.max_steps,
-        chunk_rows=config.chunk_rows,
-    )
-    write_plan(run, plan)
+    write_plan(run, plan_of(config, open_snapshot(folder / "snapshot"), "settings"))
     return config
 
 
