@@ -117,17 +117,13 @@ class Run:
         return sha256_file(self.folder / "run/adapter_model.safetensors")
 
 
-def other_rank() -> psutil.Process:
-    return next(p for p in psutil.process_iter() if p.status() != "zombie" and p.name().startswith("ray::compute"))
-
-
 def test_two_machines_give_the_bits_of_one_and_a_rank_that_dies_starts_again(
     machines: Machines, tmp_path: Path
 ) -> None:
     machines.add()
     alone, run = Run(tmp_path / "alone", 1), Run(tmp_path / "two", machines.address)
     assert run.start_of(1) == 2
-    other_rank().kill()
+    next(p for p in psutil.process_iter() if p.status() != "zombie" and p.name().startswith("ray::compute")).kill()
     assert run.start_of(2) == 2
     assert run.adapter_hash() == alone.adapter_hash()
     assert len(list((tmp_path / "home-1/carried").iterdir())) == 2  # the model and the rows

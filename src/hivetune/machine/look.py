@@ -100,8 +100,9 @@ HERE = Surroundings()
 def look(where: Surroundings = HERE) -> Look:
     """Read everything about the machine now."""
     environment = os.environ if where.environment is None else where.environment
-    site = sys.path if where.site is None else list(where.site)
-    installed = {name: found for name in PACKAGES if (found := _distribution(name, site))}
+    site = list(sys.path if where.site is None else where.site)
+    found = {name: list(metadata.Distribution.discover(name=name, path=site)) for name in PACKAGES}
+    installed = {name: versions[0] for name, versions in found.items() if versions}  # the one that is imported
     software = {**_torch(installed.get("torch")), **_llama_target(installed.get("xllamacpp"), environment)}
     cards = read_cards(where.root, where.nvidia)
     usable = without_integrated(cards)
@@ -131,10 +132,6 @@ def look(where: Surroundings = HERE) -> Look:
             if name.startswith(SHOWN)
         },
     )
-
-
-def _distribution(name: str, site: Sequence[str]) -> metadata.Distribution | None:
-    return next(iter(metadata.Distribution.discover(name=name, path=list(site))), None)
 
 
 def _torch(found: metadata.Distribution | None) -> dict[str, Any]:

@@ -111,11 +111,7 @@ def test_what_ends_a_run_is_written_when_there_is_room(small_disk: Path, monkeyp
         taken.unlink(missing_ok=True)
 
     monkeypatch.setattr(supervisor.time, "sleep", sleep)
-    supervisor.write_with_retries(small_disk / "run", lambda: write_large(target), reasons.append)
+    supervisor.write_with_retries(small_disk / "run", lambda: target.write_bytes(bytes(100_000)), reasons.append)
     assert len(reasons) == 1
     assert target.stat().st_size == 100_000
     assert len(events(small_disk, "disk_wait")) == 1
-
-
-def write_large(path: Path) -> None:
-    path.write_bytes(bytes(100_000))

@@ -22,7 +22,7 @@ from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.cards import known_model
-from hivetune.machine.inventory import Machine, as_torch_sees, read_machine
+from hivetune.machine.inventory import as_torch_sees, read_machine
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import PACKAGED, find_prepared, prepared_names
@@ -94,8 +94,10 @@ def plan_run(
     lora, dtype = config.lora, choose_dtype(config.dtype, device)
     quantized = config.method == "qlora"
     setup = setup_of(architecture, lora.r, lora.target_modules, dtype, device.kind, quantized=quantized)
-    rate = None if card else _last_rate(machine, setup)
-    if rate is None and dtype in device.rates:
+    rate, last = None, None if card else read_profile(machine.fingerprint).rates.get(rate_key(setup))
+    if last is not None:
+        rate = Rate(last, LAST_RUN_ERROR, LAST_RUN)
+    elif dtype in device.rates:
         rate = published_rate(device.rates[dtype], f"published: {device.source}")
     choice, refusal = None, None
     try:
@@ -112,11 +114,6 @@ def plan_run(
         rows_known=basis,
         time_known=rate.source if rate else "",
     )
-
-
-def _last_rate(machine: Machine, setup: TrainingSetup) -> Rate | None:
-    known = read_profile(machine.fingerprint).rates.get(rate_key(setup))
-    return None if known is None else Rate(known, LAST_RUN_ERROR, LAST_RUN)
 
 
 def find_architecture(name: str) -> Architecture:

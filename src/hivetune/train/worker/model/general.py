@@ -217,11 +217,13 @@ def load_module(
 ) -> nn.Module:
     """Load the model without adapters, frozen; each tensor is read directly into `dtype` on `device`.
 
-    `method` qlora stores linear weights as NF4.
+    `method` qlora stores linear weights as NF4. Raises MachineNotFit if it needs a package that is missing.
     """
     quantization = None
     if method == "qlora":
-        require_bitsandbytes()
+        if importlib.util.find_spec("bitsandbytes") is None:
+            hint = f"{install_command('qlora')}, or set method: lora"
+            raise MachineNotFit("method: qlora needs bitsandbytes", hint=hint)
         quantization = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -264,12 +266,6 @@ def load_module(
                     )
                 child.train()
     return module
-
-
-def require_bitsandbytes() -> None:
-    """Raise MachineNotFit, with the command that installs it, if bitsandbytes is missing."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MachineNotFit("method: qlora needs bitsandbytes", hint=f"{install_command('qlora')}, or set method: lora")
 
 
 def _capped_attention(module: nn.Module, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:

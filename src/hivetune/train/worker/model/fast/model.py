@@ -187,7 +187,8 @@ class FastModel:
             layout = make_layout([rows[index] for index in batch], pad=self._pad)
             ctx = self._context(self._tables(layout).on(self.device), adapter=adapter)
             nll_E = entry_nll(ctx, final_norm(ctx, *self._forward_only(ctx))[0], None)
-            index_M, entry_M = self._owners(layout, batch)
+            owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
+            index_M, entry_M = torch.tensor(owners, dtype=torch.int64, device=self.device).t()
             sums_B.index_add_(0, index_M, nll_E[entry_M])
         return sums_B
 
@@ -197,7 +198,8 @@ class FastModel:
         # replaced come with those, see `_enter`.
         for index, layer in enumerate(self.weights.layers):
             for matrix in layer.matrices:
-                matrix.refresh_ups(self._scaling)
+                for member in matrix.adapted:
+                    torch.mul(member.up_NR.t(), self._scaling, out=member.scaled_up_RN)
                 if index >= self.weights.num_replaced:
                     matrix.refresh_downs()
 
@@ -248,12 +250,6 @@ class FastModel:
         if index < self.weights.num_replaced:  # adapters' A lie below the frozen rows, and went with those
             for matrix in self.weights.layers[index].matrices:
                 matrix.refresh_downs()
-
-    def _owners(self, layout: Layout, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return, on the device, entries of a layout and the numbers of the documents that each belongs to."""
-        owners = [(number, entry) for number, owned in zip(numbers, layout.owners, strict=True) for entry in owned]
-        owner_M, entry_M = torch.tensor(owners, dtype=torch.int64, device=self.device).t()
-        return owner_M, entry_M
 
     def _split(self, rows: Sequence[TrimmedDocument]) -> list[list[int]]:
         batches = split_documents(rows, self.budget_tokens, aim_tokens=self.pack_tokens or self.budget_tokens)

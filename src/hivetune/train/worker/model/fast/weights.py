@@ -277,11 +277,6 @@ class Group:
         for member in self.adapted:
             self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_(member.down_RK)
 
-    def refresh_ups(self, scaling: float) -> None:
-        """Copy scale * B^T of the masters to the buffers of the thin products."""
-        for member in self.adapted:
-            torch.mul(member.up_NR.t(), scaling, out=member.scaled_up_RN)
-
     @property
     def ranks(self) -> int:
         """Return the number of rank columns in use; the others, up to `width`, are padding and stay zero."""
@@ -329,13 +324,6 @@ def merged_linears(spec: ModelSpec) -> dict[str, list[Linear]]:
     return merged
 
 
-def find_adapted(spec: ModelSpec, lora: LoraConfig) -> set[str]:
-    """Return the full names of the modules that get an adapter. Raises UsageError as `match_targets`."""
-    linears = [linear for group in merged_linears(spec).values() for linear in group]
-    names = [f"model.layers.{index}.{linear.name}" for index in range(len(spec.layers)) for linear in linears]
-    return set(match_targets([*names, OUTPUT_EMBEDDING], lora.target_modules, head=OUTPUT_EMBEDDING))
-
-
 def read_weights(
     folder: Path,
     spec: ModelSpec,
@@ -351,7 +339,9 @@ def read_weights(
     UsageError when a tensor is missing, and as `match_targets`.
     """
     checkpoint = Checkpoint(folder)
-    merged, targets = merged_linears(spec), find_adapted(spec, lora)
+    merged, layers = merged_linears(spec), range(len(spec.layers))
+    names = [f"model.layers.{layer}.{part.name}" for layer in layers for parts in merged.values() for part in parts]
+    targets = set(match_targets([*names, OUTPUT_EMBEDDING], lora.target_modules, head=OUTPUT_EMBEDDING))
 
     def norm(name: str) -> Tensor:
         offset = 1.0 if spec.family.norm_plus_one else 0.0
