@@ -71,7 +71,9 @@ def comparison_body(document: Mapping[str, Any]) -> str:
     num_answers = len(document["answers"])
     not_compared = (f" {titled(name)} is not compared: {why}." for name, why in document["not_compared"].items())
     more = f" The first {MAX_ANSWERS} of {num_answers} are shown; the file beside this page has all."
-    lost = [("lost, frozen question", row) for row in document["frozen"] if _is_lost(row)][:MAX_LOST]
+    # Of the user's own questions, only what the base answers rightly can be lost.
+    kept = (row for row in document["frozen"] if row["origin"] == "win" or row["base"]["success"])
+    lost = [("lost, frozen question", row) for row in kept if row["tuned"]["success"] is False][:MAX_LOST]
     answers = sorted(document["answers"], key=_rank)[:MAX_ANSWERS]
     agents = agent_cells(document)
     return (
@@ -120,7 +122,3 @@ def agent_cells(document: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 def _rank(answer: Mapping[str, Any]) -> int:
     return _RANKS.get((answer["base"]["success"], answer["tuned"]["success"]), 3)
-
-
-def _is_lost(row: Mapping[str, Any]) -> bool:
-    return row["tuned"]["success"] is False and bool(row["origin"] == "win" or row["base"]["success"])
