@@ -144,21 +144,17 @@ def test_what_helped_others_comes_first_and_says_whose_it_is() -> None:
     assert tried == ["blas", "environment", "plain", "cpu"]
 
 
-def test_remedies_name_rungs() -> None:
+def test_faults_and_remedies_name_rungs() -> None:
+    assert {rung for fault in catalogue() for rung in fault.rungs} <= {"isolate", *RUNGS}
     remedies = [remedy for fact in facts("finding") for remedy in fact.fields.get("rungs", ())]
     assert {remedy["rung"] for remedy in remedies} <= RUNGS.keys() and len(remedies) == 4
     assert {fault for remedy in remedies for fault in remedy["faults"]} <= {fault.id for fault in catalogue()}
 
 
 def test_memory_is_saved_step_by_step() -> None:
-    history, tried = [], []
-    rungs: tuple[str, ...] = ()
-    for _ in range(2):
-        history.append(at(0, fault="host-out-of-memory", rungs=rungs, tried=tried[-1] if tried else ""))
-        rungs = next_action(history, HOST).rungs
-        tried.append(rungs[-1])
-    assert tried == ["small", "smallest"]
-    assert effects_of(rungs)[1].halvings == 30
+    first, second, *_ = replies_to("host-out-of-memory", HOST)
+    assert (first.rungs[-1], second.rungs[-1]) == ("small", "smallest")
+    assert effects_of(second.rungs)[1].halvings == 30
 
 
 def test_a_smaller_training_only_where_it_is_allowed() -> None:
@@ -174,11 +170,6 @@ def test_rungs_are_few_and_ordered() -> None:
 
 def test_a_failure_past_the_last_one_is_progress_and_one_at_it_is_none() -> None:
     assert at(200, durable=101).progressed(at(100)) and not at(100, durable=100).progressed(at(100))
-
-
-def test_every_rung_of_the_catalogue_exists() -> None:
-    named = {rung for fault in catalogue() for rung in fault.rungs} - {"isolate"}
-    assert named <= RUNGS.keys()
 
 
 DAY_S = 86_400.0

@@ -29,14 +29,13 @@ import hivetune
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.train.worker.model.adapter import initialise, write_adapter
-from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.spec import NotFast, spec_from_config
-from hivetune.train.worker.model.protocol import Document
+from hivetune.train.worker.model.protocol import Document, LoraModel
 from hivetune.train.worker.session import AdamW
 
 
 def expect(
-    folder: Path, model: FastModel, docs: list, scale: float
+    folder: Path, model: LoraModel, docs: list, scale: float
 ) -> tuple[float, dict[str, torch.Tensor], list[float]]:
     """Loss, gradients and nll of each document by the reference, with the adapter that `model` holds."""
     reference = Reference(folder, dict(model.adapter), 3.0)

@@ -6,6 +6,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from train.worker.model.test_exact import expect
 from train.worker.models import (
     CPU,
     LORA,
@@ -17,13 +18,12 @@ from train.worker.models import (
     worst_difference,
     write_model,
 )
-from train.worker.reference import Reference
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hivetune.config import LoraConfig
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.train.worker.model import general
-from hivetune.train.worker.model.general import GeneralModel, load_general
+from hivetune.train.worker.model.general import GeneralModel
 from hivetune.train.worker.model.load import load_model
 
 SIZES: dict[str, Any] = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -42,15 +42,11 @@ OTHERS: dict[str, dict[str, Any]] = {
 def test_loss_and_gradients_equal_the_reference_in_fp64(case: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path, case)
     model, docs = load_slow(folder), documents()
-    reference = Reference(folder, dict(model.adapter), 3.0)
-    nll = [reference.nll(d.tokens_L.tolist(), d.trained_L.tolist()) for d in docs]
-    torch.stack(nll).sum().div(37).backward()
-    total = model.backward(docs, 1 / 37)
+    loss, grads, nll = expect(folder, model, docs, 1 / 37)
     # transformers computes rotary angles and RMS norms in fp32, whatever the model's precision.
-    assert float(total) == pytest.approx(sum(float(x.detach()) for x in nll), rel=1e-6)
-    expected = {name: leaf.grad for name, leaf in reference.adapter.items() if leaf.grad is not None}
-    assert worst_difference(gradients(model), expected) < 2e-5
-    assert model.nll(docs).tolist() == pytest.approx([float(x.detach()) for x in nll], rel=1e-6)
+    assert float(model.backward(docs, 1 / 37)) == pytest.approx(loss, rel=1e-6)
+    assert worst_difference(gradients(model), grads) < 2e-5
+    assert model.nll(docs).tolist() == pytest.approx(nll, rel=1e-6)
 
 
 def write_other(folder: Path, kind: str) -> Path:
@@ -161,8 +157,5 @@ def test_qlora_of_rows_that_bitsandbytes_unpacks_wrongly_is_refused(tmp_path: Pa
 def test_qlora_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match="bitsandbytes") as caught:
-        load_general(
-            write_model(tmp_path), LORA, method="qlora", dtype=torch.float32, device=CPU,
-            why="",
-        )  # fmt: skip
+        load_model(write_model(tmp_path), LORA, method="qlora", dtype=torch.float32, device=CPU)
     assert "pip install" in caught.value.hint
