@@ -46,8 +46,17 @@ def dump(row: Any) -> Line:
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def _pair(rng: random.Random) -> tuple[str, str]:
-    return sentence(rng, 5, 12), sentence(rng, 10, 20)
+def _answered(rng: random.Random, *turns: dict[str, Any]) -> Line:
+    """A question, and these turns."""
+    return dump({"messages": [{"role": "user", "content": str(rng.random())}, *turns]})
+
+
+def _call(arguments: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+
+
+SAID = {"role": "assistant", "content": "b"}
 
 
 Maker = Callable[[random.Random], Line]
@@ -91,63 +100,16 @@ FAULTS: dict[str, tuple[str, Maker]] = {
         "unsupported-content",
         lambda r: _turns(("user", [{"type": "image_url", "image_url": {"url": str(r.random())}}]), ("assistant", "b")),
     ),
-    "call": (
-        "bad-tool-call",
-        lambda r: dump(
-            {
-                "messages": [
-                    {"role": "user", "content": str(r.random())},
-                    {
-                        "role": "assistant",
-                        "content": None,
-                        "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
-                    },
-                ]
-            }
-        ),
-    ),
-    "weight": (
-        "wrong-type",
-        lambda r: dump(
-            {
-                "messages": [
-                    {"role": "user", "content": str(r.random())},
-                    {"role": "assistant", "content": "b", "weight": 0.5},
-                ]
-            }
-        ),
-    ),
-    "all weights 0": (
-        "no-trained-token",
-        lambda r: dump(
-            {
-                "messages": [
-                    {"role": "user", "content": str(r.random())},
-                    {"role": "assistant", "content": "b", "weight": 0},
-                ]
-            }
-        ),
-    ),
+    "call": ("bad-tool-call", lambda r: _answered(r, _call("{"))),
+    "weight": ("wrong-type", lambda r: _answered(r, {**SAID, "weight": 0.5})),
+    "all weights 0": ("no-trained-token", lambda r: _answered(r, {**SAID, "weight": 0})),
     "surrogate": (
         "bad-characters",
         lambda r: dump({"prompt": str(r.random()), "completion": "cut @"}).replace(b"@", b"\\ud83d"),
     ),
     "surrogate in a call": (
         "bad-characters",
-        lambda r: dump(
-            {
-                "messages": [
-                    {"role": "user", "content": str(r.random())},
-                    {
-                        "role": "assistant",
-                        "content": None,
-                        "tool_calls": [{"function": {"name": "f", "arguments": {"x": "@"}}}],
-                    },
-                    {"role": "tool", "content": "done"},
-                    {"role": "assistant", "content": "b"},
-                ]
-            }
-        ).replace(b"@", b"\\ud83d"),
+        lambda r: _answered(r, _call({"x": "@"}), {"role": "tool", "content": "done"}, SAID).replace(b"@", b"\\ud83d"),
     ),
     "lost bytes": ("bad-characters", lambda r: _turns(("user", str(r.random())), ("assistant", "caf\ufffd"))),
     "empty answer": ("empty-turn", lambda r: dump({"prompt": str(r.random()), "completion": ""})),

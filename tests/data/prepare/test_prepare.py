@@ -20,16 +20,17 @@ from data.models import make_family
 from faults import planted
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, home, manifest_problems, read_json
+from hivetune.base.disk import MANIFEST, home, lock, manifest_problems, read_json
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.columns import extract
 from hivetune.data.intake.interactions import tombstone
 from hivetune.data.prepare import prepare as module
-from hivetune.data.prepare.prepare import check, prepare
+from hivetune.data.prepare.prepare import check, prepare, prepare_data
 from hivetune.data.prepare.write import beside
+from hivetune.data.reasons import LEAVE_OUT
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import REPORT, open_snapshot
-from hivetune.errors import DataRefused, DoesNotFit, UsageError
+from hivetune.errors import Busy, DataRefused, DoesNotFit, UsageError
 from hivetune.records import Example
 
 
@@ -491,3 +492,61 @@ def test_a_file_that_is_rewritten_while_it_is_read_is_refused(change: str, rows_
         with pytest.raises(DataRefused, match=r"rows\.jsonl was changed while it was read"):
             check(data, progress=rewrite)
     assert changed
+
+
+def test_rows_that_are_named_are_set_aside_and_all_others_stay(write_rows: Callable[..., Path], chatml: Path) -> None:
+    path = write_rows(rows(60))
+    whole = {row.id: row for row in prepare(config(path), chatml).pool()}
+    named = {identity: [*LEAVE_OUT][n % len(LEAVE_OUT)] for n, identity in enumerate(sorted(whole)[:20])}
+    snapshot = prepare(config(path), chatml, leave_out=named | {"of another day": "not-drawn"})
+    assert {row.id: row.split for row in snapshot.pool()} == {
+        identity: row.split for identity, row in whole.items() if identity not in named
+    }
+    accounting = snapshot.manifest["accounting"]
+    assert accounting["set_aside"] == {reason: list(named.values()).count(reason) for reason in LEAVE_OUT}
+    assert accounting["rows_in"] == 60 == accounting["trained"] + accounting["held_out"] + 20
+    told = [one for one in read_json(snapshot.folder / REPORT)["problems"] if one["reason"] in LEAVE_OUT]
+    assert {one["reason"]: one["rows"] for one in told} == accounting["set_aside"]
+
+
+def test_another_choice_is_another_snapshot_and_the_same_one_is_found(
+    write_rows: Callable[..., Path], chatml: Path
+) -> None:
+    path = write_rows(rows(30))
+    whole = prepare(config(path), chatml)
+    left = dict.fromkeys([row.id for row in whole.pool()][:2], "not-drawn")
+    one, other = (prepare(config(path), chatml, leave_out=dict(each)) for each in (left.items(), [*left.items()][::-1]))
+    assert one.folder == other.folder
+    assert prepare(config(path), chatml, leave_out={}).hash == whole.hash != one.hash
+
+
+def test_the_pool_knows_groups_and_whose_answers_they_are(write_rows: Callable[..., Path], chatml: Path) -> None:
+    given = rows(60)
+    for number, row in enumerate(given):
+        row |= {"session_id": f"s{number // 3}", "user_id": "ada"}
+    given[0] |= {"answered_by": "helpdesk@3", "feedback": 1}
+    pool = list(prepare(config(write_rows(given)), chatml).pool())
+    assert len({row.group_id for row in pool}) == 20
+    assert [row.answered_by for row in pool].count("helpdesk@3") == 1
+    assert {row.user for row in pool} == {"ada"}
+    assert all(row.length > row.trained > 0 and len(row.numbers) == 1 for row in pool)
+
+
+def test_it_waits_for_who_prepares_the_same_rows(write_rows: Callable[..., Path], chatml: Path) -> None:
+    """A second run on the same rows."""
+    chosen = config(write_rows(rows(40)))
+    made = prepare_data(chosen, chatml)
+    shutil.rmtree(made.folder)
+    with contextlib.ExitStack() as other:
+        other.enter_context(lock(home() / "snapshots" / f".work-{made.folder.name}"))
+        with pytest.raises(Busy):
+            prepare_data(chosen, chatml)
+        waited: list[str] = []
+
+        def wait(busy: Busy) -> None:
+            waited.append(busy.message)
+            other.close()
+
+        assert prepare_data(chosen, chatml, on_busy=wait).hash == made.hash
+    assert len(waited) == 1
+    assert "is in use by process" in waited[0]
