@@ -27,19 +27,22 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "logs" / "chat.jsonl"
 
 
-def append(log: Path, *numbers: int) -> None:
+def write(log: Path, text: str) -> None:
     log.parent.mkdir(exist_ok=True)
     with open(log, "a", encoding="utf-8") as file:
-        file.writelines(map(line, numbers))
+        file.write(text)
+
+
+def append(log: Path, *numbers: int) -> None:
+    write(log, "".join(map(line, numbers)))
 
 
 def test_each_line_is_one_interaction_with_its_place_and_its_columns(log: Path) -> None:
-    log.parent.mkdir()
     rows = [
         {"prompt": "a", "completion": "b", "session_id": "s", "user_id": 7, "timestamp": "2026-01-02T03:04:05Z"},
         {"prompt": "c", "completion": "d", "agent": "ops", "success": "false", "feedback": "up"},
     ]
-    log.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    write(log, "\n".join(map(json.dumps, rows)) + "\n\n")
     assert total(str(log)) == (2, 0, 0, 0)
     found = query("SELECT source, session, user, agent, time, success, feedback, row FROM interactions ORDER BY rowid")
     assert found[0][:5] == (f"{log}:1", "s", "7", None, 1767323045.0)
@@ -89,11 +92,9 @@ def drain(batches: Batches, database: sqlite3.Connection) -> int:
 
 def test_a_last_row_without_line_feed_is_taken_once(log: Path) -> None:
     """So is one behind a hole, which truncating a log under its writer leaves."""
-    log.parent.mkdir()
-    log.write_text("\0" * 5000 + line(1) + line(2).rstrip("\n"))
+    write(log, "\0" * 5000 + line(1) + line(2).rstrip("\n"))
     assert total(str(log)) == (2, 0, 0, 0)
-    with open(log, "a", encoding="utf-8") as file:
-        file.write("\n" + line(3))
+    write(log, "\n" + line(3))
     assert total(str(log)) == (1, 0, 0, 0)
     assert query("SELECT source FROM interactions ORDER BY rowid") == [f"{log}:{number}" for number in (1, 2, 3)]
 
@@ -102,8 +103,7 @@ def test_a_line_larger_than_any_row_is_refused_once_and_passed_over(log: Path, m
     monkeypatch.setattr(file_rows, "MAX_ROW_BYTES", 50_000)
     monkeypatch.setattr(logs, "_BATCH_BYTES", 1_000)
     append(log, 1)
-    with open(log, "a", encoding="utf-8") as file:
-        file.write('{"a": "' + "x" * 200_000 + '"}\n')
+    write(log, '{"a": "' + "x" * 200_000 + '"}\n')
     append(log, 2)
     for size in (50_000, 50_001):
         file = log.with_name(f"{size}.jsonl")
@@ -225,20 +225,15 @@ def test_a_log_that_was_written_anew_is_read_from_its_start(log: Path, rows: int
 def test_following_waits_for_half_a_line_and_goes_through_a_rotation(log: Path) -> None:
     append(log, 1)
     reader = FileReader(str(log))
-
-    def write(text: str, path: Path = log) -> None:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(text)
-
     with closing(open_database()) as database:
         batches = reader.batches(database, True)
-        write(line(2)[:20])
+        write(log, line(2)[:20])
         assert (drain(batches, database), reader.waiting) == (1, [f"{log}:2"])
-        write(line(2)[20:])
+        write(log, line(2)[20:])
         log.rename(log.with_name("chat.jsonl.1"))
         append(log, 3)
         assert drain(batches, database) == 2
-        write(line(4), log.with_name("chat.jsonl.1"))  # the writer still held it open
+        write(log.with_name("chat.jsonl.1"), line(4))  # the writer still held it open
         assert drain(batches, database) == 1
     assert (reader.notes, stored_numbers()) == ([], [1, 2, 3, 4])
 
@@ -246,8 +241,7 @@ def test_following_waits_for_half_a_line_and_goes_through_a_rotation(log: Path) 
 def test_a_torn_last_line_of_a_rotated_log_is_refused_when_it_is_silent(log: Path) -> None:
     append(log, 1)
     collect_now(str(log))
-    with open(log, "a", encoding="utf-8") as file:
-        file.write('{"prompt": "ne')
+    write(log, '{"prompt": "ne')
     log.rename(log.with_name("chat.jsonl.1"))
     append(log, 2)
     assert total(str(log)) == (1, 0, 0, 0)
@@ -294,15 +288,15 @@ def replay(folder: Path, operations: list[str]) -> tuple[tuple[list[int], int], 
     log.touch()
     rows, bad = 0, 0
     for number, operation in enumerate(operations):
-        text, rotated = line(rows).encode(), folder / f"chat.jsonl.{number}"
+        text, rotated = line(rows), folder / f"chat.jsonl.{number}"
         if operation == "row":
             append(log, rows)
         elif operation == "bad":
-            log.write_bytes(log.read_bytes() + f"{{bad {bad}\n".encode())
+            write(log, f"{{bad {bad}\n")
         elif operation == "half":  # the writer is interrupted and goes on
-            log.write_bytes(log.read_bytes() + text[:10])
+            write(log, text[:10])
             collect_now(str(log))
-            log.write_bytes(log.read_bytes() + text[10:])
+            write(log, text[10:])
         elif operation in ("collect", "folder"):
             collect_now(str(log if operation == "collect" else folder))
         elif operation == "rename":

@@ -1,16 +1,14 @@
 """Rows that a model has seen under other names, in other words or behind another question are not held out."""
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from data.conftest import chat
 from data.prepare.faults import WORDS
 
-from hivetune.config import DataConfig, parse_config
-from hivetune.data.prepare.prepare import check, prepare
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
 
 PLAIN = sorted({word.lower() for word in WORDS if word.isalpha() and len(word) > 2})
 NAMES = ["Anna", "Boris", "Carla", "Dmitri", "Elena", "Farid", "Greta", "Henrik", "Ines", "Jonas", "Kenji", "Lucia"]
@@ -18,13 +16,6 @@ NAMES = ["Anna", "Boris", "Carla", "Dmitri", "Elena", "Farid", "Greta", "Henrik"
 
 def text(rng: random.Random, number: int) -> str:
     return " ".join(rng.choice(PLAIN) for _ in range(number))
-
-
-def splits(path: Path, chatml: Path, **data: Any) -> dict[str, str]:
-    """{id in `session`: split} of a prepared file."""
-    snapshot = prepare(parse_config({"model": "m", "data": {"path": str(path), **data}}), chatml)
-    infos = [snapshot.info(row) for row in range(snapshot.num_rows)]
-    return {str(info.session): info.split for info in infos}
 
 
 def test_documents_in_the_system_prompt_are_no_duplicates(write_rows: Callable[..., Path]) -> None:
@@ -80,7 +71,7 @@ def test_the_same_question_with_other_tools_is_no_duplicate(write_rows: Callable
     assert check(DataConfig(path=str(write_rows(rows)))).document["near_duplicates"] == 0
 
 
-def test_an_instruction_that_all_rows_share_ties_none(write_rows: Callable[..., Path], chatml: Path) -> None:
+def test_an_instruction_that_all_rows_share_ties_none(write_rows: Callable[..., Path]) -> None:
     """A long instruction in front of each question, and one long refusal as the answer of every tenth row."""
     rng = random.Random(9)
     instruction, refusal = text(rng, 90), text(rng, 24)
@@ -88,6 +79,6 @@ def test_an_instruction_that_all_rows_share_ties_none(write_rows: Callable[..., 
         chat(f"{instruction}\n\n{text(rng, 25)}", text(rng, 25) if i % 10 else refusal, session=f"s{i}")
         for i in range(300)
     ]
-    counts = Counter(splits(write_rows(rows), chatml).values())
+    counts = check(DataConfig(path=str(write_rows(rows)))).document["splits"]
     assert 15 < counts["test"] < 50
     assert 15 < counts["validation"] < 50

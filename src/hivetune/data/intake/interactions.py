@@ -62,7 +62,7 @@ class Tally:
     duplicates: int = 0
     refused: int = 0
     forgotten: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
 
     @property
     def delivered(self) -> int:
@@ -73,8 +73,7 @@ class Tally:
         self.duplicates += tally.duplicates
         self.refused += tally.refused
         self.forgotten += tally.forgotten
-        for reason, count in tally.reasons.items():
-            self.reasons[reason] = self.reasons.get(reason, 0) + count
+        self.reasons += tally.reasons
 
 
 def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
@@ -93,7 +92,7 @@ def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
             outcomes[outcome] += 1
             if outcome == "refused" and isinstance(delivery.row, RowRefused):
                 reasons[delivery.row.reason] += 1
-        tally = Tally(**outcomes, reasons=dict(reasons))
+        tally = Tally(**outcomes, reasons=reasons)
         if batch.cursor:
             database.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", batch.cursor)
         if tally.delivered:

@@ -301,7 +301,7 @@ def _run(stage: Callable[[Any], Any], row: Any) -> Any:
     if isinstance(row, Examined):
         return row
     try:
-        with TimeLimit(ROW_LIMIT_S, too_costly):
+        with TimeLimit(ROW_LIMIT_S, lambda: RowRefused("too-costly")):
             return stage(row)
     except RowRefused as error:
         refused = error
@@ -311,10 +311,6 @@ def _run(stage: Callable[[Any], Any], row: Any) -> Any:
     length = refused.length if isinstance(refused, TooLong) else None
     values = {"source": storable(source), "fate": refused.reason, "hint": storable(refused.hint), "length": length}
     return Examined(tuple(map(values.get, ROW_COLUMNS)))
-
-
-def too_costly() -> RowRefused:
-    return RowRefused("too-costly")
 
 
 def _longest(views: Sequence[Rendered]) -> int:

@@ -153,10 +153,6 @@ def file_of(source: str) -> str:
     return source.rpartition(":")[0] or source
 
 
-def is_refused(fate: str) -> bool:
-    """Return whether `fate` is a reason to leave a row out, and not a split or a kind of duplicate."""
-    return fate not in SPLITS and fate not in DUPLICATES
-
-
 def severity_of(fate: str) -> str | None:
-    return REASONS[fate].severity if is_refused(fate) else None
+    """Return the severity of a reason to leave a row out; None for a split and a kind of duplicate."""
+    return None if fate in SPLITS or fate in DUPLICATES else REASONS[fate].severity
