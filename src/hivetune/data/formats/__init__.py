@@ -55,7 +55,7 @@ def specs_in(path: Path) -> list[AnyFormat]:
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: no formats can be read: {error}", hint="correct the file, or remove it") from None
+        raise UsageError(f"{path} can't be read: {error}", hint="correct the file, or remove it") from None
     for name, entry in entries.items():
         if not isinstance(entry, dict):
             raise UsageError(f"{path}: {name!r} is outside of a table", hint="begin each format with its name: [name]")
@@ -63,11 +63,11 @@ def specs_in(path: Path) -> list[AnyFormat]:
 
 
 def _foreign(entry: EntryPoint) -> Format:
-    """Return the format of another package: of records that are rows. One that its `read` fails on is refused, and ends
-    no check.
+    """Return the format of another package, which must be a Format without `days`. If its `read` fails on a record,
+    that record is refused, and the check goes on. Raise UsageError.
     """
     try:
-        form, problem = entry.load(), "is no Format of records without `days`"
+        form, problem = entry.load(), "must be a Format without `days`"
     except Exception as error:  # noqa: BLE001 (whatever that package does)
         form, problem = None, f"can't be loaded: {type(error).__name__}: {error}"
 
@@ -88,7 +88,7 @@ def _foreign(entry: EntryPoint) -> Format:
 
 @cache
 def _of_kind(kind: type[AnyKind]) -> dict[str, AnyKind]:
-    """Return the formats of one kind by their names, in the order in which they are asked."""
+    """Return the formats of one kind by their names, in the order in which they are tried."""
     return {form.name: form for form in all_formats() if isinstance(form, kind)}
 
 
@@ -197,7 +197,7 @@ def read_conversation(row: Row) -> Conversation:
     spoken = next((name for name in SPOKEN if isinstance(row.get(name), str | list)), None)
     if speaker and spoken:
         line = f"--columns session=COLUMN,role={speaker},text={spoken}"
-        raise RowRefused("unknown-layout", f"the row is one message of a conversation: if a column names that, {line}")
+        raise RowRefused("unknown-layout", f"the row is one message; if a column names its conversation: {line}")
     own = [name[:_MAX_CHARS] for name in named if name != ASSISTANT]
     names = ", ".join(own[:_MAX_NAMED]) or "none"
     turns = next((name for name, value in row.items() if objects(parsed(value))), None)

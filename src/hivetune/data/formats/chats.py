@@ -73,9 +73,7 @@ def read_claude(row: Row) -> Conversation:
 def _chat(
     name: str, nodes: Mapping[str, Any], parents: Mapping[str, Any], leaf: str, read: Callable[[Any], list[Message]]
 ) -> Conversation:
-    """Return the conversation from the root of a tree to `leaf`. An answer is not learned if one of its parts
-    is not.
-    """
+    """Return the conversation from the root of a tree to `leaf`. An answer is learned only if all of its parts are."""
     path = path_to(leaf, parents)
     if leaf in parents and not path:
         raise RowRefused("wrong-type", "the messages name each other as parents in a cycle: export the chat again")

@@ -55,7 +55,7 @@ def read(row: Row) -> Conversation | None:
     if not held.get(_ASKED) or not held.get(_ANSWERED):
         # Older conventions, and those of OpenInference and the AI SDK.
         other = next((key for key in held if key.startswith(("llm.", "ai.", "gen_ai.prompt"))), None)
-        fact = f"the span has {other}, and no {_ASKED}: export by the current GenAI conventions"
+        fact = f"the span has {other}, and no {_ASKED}: export with the current GenAI conventions"
         raise RowRefused(NOT_HELD, fact if other else "the span has no messages of a model")
     # Each message is an answer of its own to one question, but an agent's, of which only the last one has ended.
     answers = objects(parsed(held[_ANSWERED])) or []

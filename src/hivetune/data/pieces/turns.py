@@ -349,7 +349,7 @@ def read_turns(
     if logged and "user" not in roles:
         raise RowRefused("earlier-turns-missing", "the conversation has no question: log it from its beginning")
     if logged and "assistant" not in roles[roles.index("user") :]:
-        raise RowRefused(NOT_HELD, "nobody answers in it")
+        raise RowRefused(NOT_HELD, "the conversation has no answer after its first question")
     return messages, cut
 
 
