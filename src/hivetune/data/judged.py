@@ -1,20 +1,19 @@
 """Rows with two answers to one question: preference pairs, and corrections of an answer."""
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hivetune.data.columns import QUESTIONS, SYSTEM, TOOLS, plain_row
 from hivetune.data.formats import read_conversation
 from hivetune.data.pieces.format import Conversation
-from hivetune.data.pieces.values import Row, objects, parsed
+from hivetune.data.pieces.turns import ROLE_KEYS, role_of
+from hivetune.data.pieces.values import Row, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, LessonKind, Message
 
 CORRECTION = "correction"
 REJECTED_ANSWER = "rejected_answer"  # the gateway's: the answer that a correction took the place of
-_ANSWER_ROLES = ("assistant", "gpt", "model")
 _TURNS = ("messages", "conversations", "conversation", "prompt")
 _ASKED = (*QUESTIONS, "context", "history")
 # Pairs that differ in less push both answers down (arXiv 2410.08847): the better one is learned alone.
@@ -69,22 +68,18 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
         return read_conversation(answer)
     beside = {key: row[key] for key in (*SYSTEM, *TOOLS) if row.get(key) is not None}
     turns = objects([answer] if isinstance(answer, dict) else answer)
-    if turns is not None and not all(_speaker(turn) in _ANSWER_ROLES for turn in turns):
+    if turns is not None and any(role_of(one_of(turn, *ROLE_KEYS)) != "assistant" for turn in turns):
         return read_conversation({**beside, "messages": turns})
     before = next((read for key in _TURNS if (read := objects(parsed(row.get(key)))) is not None), None)
     if before is not None:
         turns = turns or [{"role": "assistant", "content": answer}]
-        repeats = _speaker(before[-1]) in _ANSWER_ROLES  # some files have the better answer there too
+        repeats = role_of(one_of(before[-1], *ROLE_KEYS)) == "assistant"  # some files have the better answer there too
         return read_conversation({**beside, "messages": [*(before[:-1] if repeats else before), *turns]})
     asked = {key: row[key] for key in _ASKED if row.get(key) is not None}
     if not asked:
         hint = "the row has two answers, but no column with their question: map it, as in --columns prompt=QUESTION"
         raise RowRefused("pair-differs", hint)
     return read_conversation({**beside, **asked, "completion": turns or answer})
-
-
-def _speaker(turn: Mapping[str, Any]) -> Any:
-    return turn.get("role", turn.get("from"))
 
 
 def _two(good: Conversation, bad: Conversation, lesson: LessonKind) -> TwoAnswers:

@@ -39,8 +39,9 @@ def read(row: Mapping[str, Any]) -> Any:
         {"prompt": ASKED, **WHOLE, "score_chosen": 8.5, "score_rejected": 2},
         {"instruction": ASKED, "input": "", "chosen": GOOD, "rejected": BAD},
         {"conversations": [{"from": "human", "value": ASKED}], **SHAREGPT},
+        {"messages": [{"sender": "human", "text": ASKED}], "chosen": {"sender": "AI", "text": GOOD}, "rejected": WORSE},
     ],
-    ids=["texts", "turns", "turns and texts", "whole", "ultrafeedback", "scores", "alpaca", "sharegpt"],
+    ids=["texts", "turns", "turns and texts", "whole", "ultrafeedback", "scores", "alpaca", "sharegpt", "senders"],
 )
 def test_pairs_of_every_layout(row: dict[str, Any]) -> None:
     example = read(row)

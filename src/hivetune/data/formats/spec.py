@@ -15,7 +15,7 @@ from hivetune.data.pieces.answers import Answer, call_of, is_response, read_answ
 from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Log
 from hivetune.data.pieces.rendered import has_marks, rendered_turns, without_markup
 from hivetune.data.pieces.sessions import ASSISTANT, SESSION, TableTurn, read_session, table_rows, with_speakers
-from hivetune.data.pieces.turns import ROLES, conversation_of, read_messages, read_tools, read_turns, with_system
+from hivetune.data.pieces.turns import conversation_of, read_messages, read_tools, read_turns, role_of, with_system
 from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, has_needs, listed, objects, parsed, text_of
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.errors import UsageError
@@ -27,6 +27,7 @@ _OF_TURNS = frozenset(("role", "speaker", "weight", "skip", "thread", "position"
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MAX_SHOWN = 80  # characters of a path, and of what it found
 _NOWHERE = Path("", lambda value: None, frozenset())
+_ALWAYS = _NOWHERE._replace(find=lambda value: True)
 
 
 def _compiled(value: Any) -> Path:
@@ -53,7 +54,7 @@ class Spec(BaseModel):
 
     page: str = ""  # the page that defines the format
     needs: tuple[str, ...] = Field(min_length=1)  # columns without which a record is not read; "a|b": one of the two
-    when: _Path = _NOWHERE  # true for records of this format
+    when: _Path = _ALWAYS  # true for records of this format
     refuse: dict[_Reason, _Path] = {}  # a record for which the path is true is refused with the reason
     # Records that hold rows, which other formats read; `shared`: columns that the record tells of all of them. In these
     # paths and in `needs` names are then as the file spells them.
@@ -131,7 +132,7 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
 
 
 def _rows(spec: Spec, record: Row) -> Iterator[Row]:
-    if not spec.has("when") or spec.when.find(record):
+    if spec.when.find(record):
         shared = {column: value for column, path in spec.shared.items() if (value := path.find(record)) is not None}
         yield from ({**shared, **row} for row in objects(spec.rows.find(record)) or ())
 
@@ -141,7 +142,7 @@ def _days(spec: Spec, record: Row) -> list[Row] | None:
     The day is that of the time as it is written; a turn without a time has the day of the turn before it.
     """
     (column,) = spec.messages.heads
-    if spec.has("when") and not spec.when.find(record):
+    if not spec.when.find(record):
         return None
     days: dict[str, list[Any]] = {}
     day = ""
@@ -157,7 +158,7 @@ def _days(spec: Spec, record: Row) -> list[Row] | None:
 def _table_turn(spec: Spec, event: Row) -> TableTurn | None:
     """Return the turn in a record of a table of turns; None for any other record."""
     row = plain_row(event)
-    if not has_needs(spec.needs, row) or (spec.has("when") and not spec.when.find(row)):
+    if not has_needs(spec.needs, row) or not spec.when.find(row):
         return None
     thread, position = spec.thread.find(row), as_position(spec.position.find(row))
     if not isinstance(thread, str | int):
@@ -165,14 +166,14 @@ def _table_turn(spec: Spec, event: Row) -> TableTurn | None:
     if _is_note(spec, row):
         return TableTurn(str(thread), None, position)
     turn = _turn(spec, row, None)
-    is_known = not spec.has("role") or str(turn["role"]).lower() in ROLES
+    is_known = not spec.has("role") or role_of(turn["role"]) is not None
     if not is_known or not isinstance(turn["content"], str | list | None):
         return None
     return TableTurn(str(thread), {key: turn[key] for key in _OF_TABLE_TURNS if turn.get(key)}, position)
 
 
 def _read(name: str, spec: Spec, row: Row) -> Conversation | None:
-    if spec.has("when") and not spec.when.find(row):
+    if not spec.when.find(row):
         return None
     for reason, path in spec.refuse.items():
         if found := path.find(row):

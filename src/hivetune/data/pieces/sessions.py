@@ -15,10 +15,10 @@ from hivetune.data.pieces.format import NOT_HELD, Conversation, PlacedRow
 from hivetune.data.pieces.turns import (
     CONTENT_KEYS,
     ROLE_KEYS,
-    ROLES,
     conversation_of,
     read_tools,
     read_turns,
+    role_of,
     with_system,
 )
 from hivetune.data.pieces.values import Row, listed, one_of
@@ -196,7 +196,7 @@ def with_speakers(turns: list[Any]) -> list[Any]:
     names = [one_of(turn, *ROLE_KEYS) for turn in turns]
     if not all(isinstance(name, str) and name.strip() for name in names):
         return turns
-    roles = [ROLES.get(name.strip().lower()) for name in names]
+    roles = [role_of(name) for name in names]
     if None not in roles or not {None, "system", "user"}.issuperset(roles) or len(set(names)) < 2:
         return turns
     return [

@@ -46,6 +46,11 @@ _THOUGHT_KEYS = ("thinking", "reasoning", "text", "content", "summary")
 _BETWEEN = "\n\n"  # turns of one role that become one
 
 
+def role_of(name: Any) -> Role | None:
+    """Return the role that a program calls `name`; None for any other name."""
+    return ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+
+
 # Calls and tools.
 
 
