@@ -21,7 +21,8 @@ class Source:
 
     The daily files of a Slack channel are read as one source: `parts` are these files, and `users` is the path of
     users.json.
-    The `parts` of the store are the files, tables and streams that its rows came from.
+    The `parts` of the store are the files, tables and streams that its rows came from, `last` is the last row id that
+    is read, and `size` the bytes of its rows.
 
     The other fields follow from its first rows (prepare/understand.py). `inside`: the path of the rows in a record,
     empty if a record is a row. `turns`: the user's mapping, if each row is a turn. `suggestion`: a mapping for rows of
@@ -35,6 +36,7 @@ class Source:
     encoding: str | None = None
     size: int = 0
     lines: int = 0
+    last: int = 0
     inside: str = ""
     suggestion: str = ""
     refusal: str = ""

@@ -66,7 +66,7 @@ def test_bytes_that_are_no_text_cost_their_own_row_alone(database: sqlite3.Conne
     for name in ("review", "corrected", "unapproved"):  # they read the JSON, and a flipped bit asks no index
         database.execute(f"DROP INDEX interactions_{name}")
     database.execute("UPDATE interactions SET row = CAST(x'7bff7d' AS TEXT) WHERE source = 'log:2'")
-    first, second, third = read_rows(Source(str(database_path()), "store", "store", size=100))
+    first, second, third = read_rows(Source(str(database_path()), "store", "store", last=100))
     assert parse_row(first.payload) == row(1) and parse_row(third.payload) == row(3)
     with pytest.raises(RowRefused):
         parse_row(second.payload)

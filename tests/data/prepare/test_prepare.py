@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from data.conftest import adds_up, chat
+from data.intake.collecting import collect_now
 from data.models import make_family
 from faults import planted
 
@@ -23,6 +24,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, lock, manifest_problems, read_json
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.columns import extract
+from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.intake.interactions import tombstone
 from hivetune.data.prepare import prepare as module
 from hivetune.data.prepare.prepare import check, prepare, prepare_data
@@ -192,6 +194,14 @@ def test_rows_from_the_store(chatml: Path) -> None:
     info = snapshot.info(7)
     assert (info.interaction_id, info.source, info.agent, info.session) == ("i7", "log.jsonl:8", "stored", "s")
     assert snapshot.num_rows == 30
+
+
+def test_a_large_store_is_examined_by_children_too(tmp_path: Path) -> None:
+    """The bytes of its rows were not counted, so one process examined them, whatever their number."""
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(30)))
+    collect_now(str(tmp_path / "log.jsonl"))
+    sizes = [plan_inputs(name, tmp_path).size_bytes for name in ("store", str(tmp_path / "log.jsonl"))]
+    assert sizes[0] == sizes[1] - 30  # the line breaks
 
 
 def test_each_stream_of_the_store_is_understood_by_itself() -> None:

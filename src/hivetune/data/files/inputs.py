@@ -36,7 +36,7 @@ class Inputs:
 
     @property
     def size_bytes(self) -> int:
-        return sum(source.size for source in self.sources if source.kind != "store")
+        return sum(source.size for source in self.sources)
 
     def rows(self) -> Iterator[RawRow]:
         """Yield the rows of all sources. Raise DataRefused for damage."""
@@ -123,15 +123,14 @@ def _copied(name: str, path: Path) -> str:
 
 
 def _store() -> tuple[Source, str]:
-    """Return the interactions in hive.db as a source with its hash; its size is the last row id, and the hash covers
-    all ids.
-    """
+    """Return the interactions in hive.db as a source with its hash, which covers all ids."""
     # An id is the hash of a row's content, so equal ids are equal rows; what people add to a row is a column beside it.
     path = database_path()
     digest = hashlib.sha256()
-    rows = last = 0
+    rows = size = last = 0
     with closing(open_database(path)) as database:
-        for rowid, identity in database.execute("SELECT rowid, id FROM interactions ORDER BY rowid"):
+        query = "SELECT rowid, id, length(CAST(row AS BLOB)) FROM interactions ORDER BY rowid"
+        for last, identity, row_bytes in database.execute(query):  # noqa: B007 (the last one is kept)
             digest.update(str(identity).encode())
-            rows, last = rows + 1, rowid
-    return Source(str(path), "store", "store", size=last, lines=rows), digest.hexdigest()
+            rows, size = rows + 1, size + row_bytes
+    return Source(str(path), "store", "store", size=size, lines=rows, last=last), digest.hexdigest()

@@ -374,11 +374,11 @@ def _store_rows(source: Source) -> Iterator[RawRow]:
     columns = ("id", "source", "row", *STORE_COLUMNS)
     query = f"SELECT {', '.join(columns)} FROM interactions WHERE rowid <= ?"
     if source.name == STORE:
-        found = _in_store(source, f"{query} ORDER BY rowid", source.size)
+        found = _in_store(source, f"{query} ORDER BY rowid", source.last)
     else:
         # By the index: all places of an origin are between these, beside those of names that go on behind the colon.
         places = f"{source.name}:", f"{source.name};", f"{source.name}:"
-        found = _in_store(source, f"{query} AND source > ? AND source < ? AND {_ORIGIN} = ?", source.size, *places)
+        found = _in_store(source, f"{query} AND source > ? AND source < ? AND {_ORIGIN} = ?", source.last, *places)
     for values in found:
         row = dict(zip(columns, values, strict=True))
         stored = {name: row[name] for name in STORE_COLUMNS if row[name] is not None}
