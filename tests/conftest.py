@@ -56,7 +56,7 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
 # What a file says of all its tests. Below folders `worker` torch computes.
-_MARKED = re.compile(r"^pytestmark = pytest\.mark\.(slow|proof)$", re.MULTILINE)
+_MARKED = re.compile(r"^pytestmark = pytest\.mark\.(slow|proof)\b", re.MULTILINE)
 
 
 def mark_of(path: Path) -> str:
