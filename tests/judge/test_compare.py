@@ -337,33 +337,34 @@ def test_calls_of_a_file_are_asked_with_the_ids_that_the_template_requires(
         {"role": "assistant", "content": "A list."},
     ]
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": turns}))
-    cycle, asked = SimpleNamespace(name=None), list[Prompt]()
-    run: Any = SimpleNamespace(folder=tmp_path, model=folder, config=SimpleNamespace(cycle=cycle))
+    _, (prompt,) = of_a_file(tmp_path, folder, monkeypatch)
+    _, called, answered = prompt.messages
+    assert len(called["tool_calls"][0]["id"]) == 9 and called["tool_calls"][0]["id"] == answered["tool_call_id"]
+
+
+def of_a_file(folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], list[Prompt]]:
+    """Compare a run's base with x on the rows of `folder`/rows.jsonl; return the document and the prompts."""
+    run: Any = SimpleNamespace(folder=folder, model=model, config=SimpleNamespace(cycle=SimpleNamespace(name=None)))
+    named, asked = [], list[Prompt]()
+
+    def find(text: str, of: Any) -> Any:
+        named.append((text, of))
+        return SimpleNamespace(label=text, identity=text)
 
     def answer(sides: Any, prompts: list[Prompt], *others: Any) -> list[SideAnswers]:
         asked.extend(prompts)
         return [side(name, ["yes"], 1.0) for name in ("base", "x")]
 
-    monkeypatch.setattr(evaluate, "find_artefact", lambda text, of: SimpleNamespace(label=text, identity=text))
+    monkeypatch.setattr(evaluate, "find_artefact", find)
     monkeypatch.setattr(evaluate, "_answer", answer)
-    evaluate.compare_pair("base", "x", EvalConfig(), run=run, rows=[str(tmp_path / "rows.jsonl")])
-    _, called, answered = asked[0].messages
-    assert len(called["tool_calls"][0]["id"]) == 9 and called["tool_calls"][0]["id"] == answered["tool_call_id"]
+    document = evaluate.compare_pair("base", "x", EvalConfig(), run=run, rows=[str(folder / "rows.jsonl")])
+    assert named == [("base", run), ("x", run)]
+    return document, asked
 
 
 def test_the_base_of_a_run_answers_the_rows_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its hint names --run, which was left out of account beside --rows: `base` answered no file."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Say one.", "completion": "one"}\n')
-    run: Any = SimpleNamespace(folder=tmp_path / "run", config=SimpleNamespace(cycle=SimpleNamespace(name=None)))
-    asked = []
-
-    def find(text: str, of: Any) -> Any:
-        asked.append((text, of))
-        return SimpleNamespace(label=text, identity=text, endpoint=None)
-
-    monkeypatch.setattr(evaluate, "find_artefact", find)
-    monkeypatch.setattr(evaluate, "_answer", lambda *arguments: [side(name, ["yes"], 1.0) for name in ("base", "x")])
-    document = evaluate.compare_pair("base", "x", EvalConfig(), run=run, rows=[str(tmp_path / "rows.jsonl")])
-    assert asked == [("base", run), ("x", run)]
+    document, _ = of_a_file(tmp_path, tmp_path / "none", monkeypatch)
     assert document["rows_from"] == str(tmp_path / "rows.jsonl") and document["snapshot"] is None
     assert "rows that are given as a file" in document["not_compared"]["loss"]

@@ -163,6 +163,10 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     choices = with_recovery_changes(config, ranks.agree(choices, Choices), task.changes)
     device, dtype = apply_choices(choices, config.memory_share)
     model = load_model(task.model, config.lora, method=config.method, dtype=dtype, device=device, choices=choices)
+
+    def kind(row: int) -> tuple[bytes, int]:
+        return snapshot.tokens(row)[:KIND_TOKENS].tobytes(), snapshot.num_trained(row)
+
     return Session(
         folder=folder,
         model_folder=task.model,
@@ -176,17 +180,8 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         ranks=ranks,
         exchange=open_exchange(config, choices, model, ranks),
         heartbeat=heartbeat,
-        sample_rows=choose_validation_sample(snapshot),
+        sample_rows=stratified_sample(snapshot.rows("validation"), VALIDATION_ROWS, kind),
         save_every_s=supervision().checkpoint_every_s or task.checkpoint_every_s,
-    )
-
-
-def choose_validation_sample(snapshot: Snapshot) -> list[int]:
-    """Return the validation rows that a run scores, stratified by their first tokens and numbers of trained tokens."""
-    return stratified_sample(
-        snapshot.rows("validation"),
-        VALIDATION_ROWS,
-        lambda row: (snapshot.tokens(row)[:KIND_TOKENS].tobytes(), snapshot.num_trained(row)),
     )
 
 

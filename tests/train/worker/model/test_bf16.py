@@ -92,20 +92,14 @@ def test_small_models(case: str, tmp_path: Path) -> None:
     )
 
 
-def with_layers(folder: Path, target: Path, layers: int) -> Path:
-    """Write the first layers of a model, with everything around them, and return the folder."""
-    model = AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=layers)
-    model.to(torch.bfloat16).save_pretrained(target)
-    return target
-
-
 @pytest.mark.slow
 def test_smollm2(smollm2: Path, tmp_path: Path) -> None:
     """Real weights on real text, three rows with a shared system prompt. Eight layers of thirty: the reference in fp64
     takes two minutes for all on a processor with AVX2."""
     tokens = json.loads((Path(__file__).parent / "golden" / "smollm2_rows.json").read_text())
     docs = [Document(i, torch.tensor(r["tokens"]), torch.tensor(r["trained"]).bool()) for i, r in enumerate(tokens)]
-    folder = with_layers(smollm2, tmp_path / "model", 8)
+    folder = tmp_path / "model"
+    AutoModelForCausalLM.from_pretrained(smollm2, num_hidden_layers=8).to(torch.bfloat16).save_pretrained(folder)
     assert_no_worse_than_peft(
         folder, docs, LoraConfig(r=8, alpha=16), 0.02, tmp_path / "adapters", 1, Choices(products="native")
     )
