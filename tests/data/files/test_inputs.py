@@ -169,6 +169,7 @@ def test_a_file_name_that_is_no_utf_8(tmp_path: Path) -> None:
     report = check(DataConfig(path=str(tmp_path)), clean=tmp_path / "out" / "clean.jsonl")
     assert (report.usable, sum(report.document["rejected"].values())) == (1, 1)
     assert report.document["problems"][0]["source"].endswith("caf\\udce9.jsonl:2")
+    assert [f"{name}:2" for name in report.document["understood"]] == [report.document["problems"][0]["source"]]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 from hivetune.base.paths import spelled
 from hivetune.config import DataConfig
 from hivetune.data.columns import SYSTEM
+from hivetune.data.intake.interactions import storable
 from hivetune.data.mapping import near_column
 from hivetune.data.pieces.values import Row
 from hivetune.data.prepare.understand import column_entry
@@ -124,7 +125,7 @@ def with_late_columns(
     work: Work, formats: Mapping[str, Sequence[Mapping[str, Any]]], ignore: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the formats of each file (understand.py) with the unread columns that its first rows do not have."""
-    found = {name: [dict(form) for form in forms] for name, forms in formats.items()}
+    found = {storable(name): [dict(form) for form in forms] for name, forms in formats.items()}
     query = (
         "SELECT min(n), count(*), file_of(source), source, layout, key, count(DISTINCT value), value"
         " FROM rows, json_each(late) GROUP BY file_of(source), layout, key ORDER BY 1"
