@@ -134,21 +134,11 @@ def test_every_redaction_has_its_place_and_reason(tmp_path: Path) -> None:
     )
     document = check(DataConfig(path=str(path))).document
     assert document["changed"] == {"redacted-personal": 1, "redacted-secret": 1}
+    common = {"source": f"{path}:2", "rows": 1, "severity": "warn"}
+    personal = "e-mail address in the question (message 1); check that the row still makes sense"
     assert document["changes"] == [
-        {
-            "source": f"{path}:2",
-            "rows": 1,
-            "reason": "redacted-secret",
-            "hint": "GitHub token in the answer (message 2); revoke it",
-            "severity": "warn",
-        },
-        {
-            "source": f"{path}:2",
-            "rows": 1,
-            "reason": "redacted-personal",
-            "hint": "e-mail address in the question (message 1); check that the row still makes sense",
-            "severity": "warn",
-        },
+        {**common, "reason": "redacted-secret", "hint": "GitHub token in the answer (message 2); revoke it"},
+        {**common, "reason": "redacted-personal", "hint": personal},
     ]
     assert secret not in json.dumps(document)
     assert MAIL not in json.dumps(document)
