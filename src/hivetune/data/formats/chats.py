@@ -143,17 +143,15 @@ def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
     texts = [one_of(item, "extracted_content") for item in attached]
     files = [*listed(turn.get("files")), *listed(turn.get("files_v2"))]
     known = [one_of(item, "file_name") for item in attached]
-    if not all(isinstance(text, str) for text in texts) or (
-        not answers and any(one_of(file, "file_name") not in known for file in files)
-    ):
+    is_held = answers or all(one_of(file, "file_name") in known for file in files)
+    if not is_held or not all(isinstance(text, str) for text in texts):
         raise RowRefused(NOT_HELD, "a message has files or an attachment whose text is not in the export")
     content: Any = turn.get("content") or turn.get("text")
-    tools = [
-        part for part in listed(content) if one_of(part, "type") in _TOOLS and one_of(part, "name") not in _SEARCHES
-    ]
+    tools = [part for part in listed(content) if one_of(part, "type") in _TOOLS]
+    weight = None if all(one_of(part, "name") in _SEARCHES for part in tools) else 0
     if isinstance(content, list):
         content = _paragraphs(part for part in content if one_of(part, "type") not in (*_TOOLS, *_SILENT_PARTS))
-    messages = read_turn({"role": turn.get("sender"), "content": content, "weight": 0 if tools else None})
+    messages = read_turn({"role": turn.get("sender"), "content": content, "weight": weight})
     messages = [message for message in messages if message.content.strip()]
     return messages if answers else [*(Message("user", str(text)) for text in texts), *messages]
 
