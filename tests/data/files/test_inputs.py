@@ -10,6 +10,7 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hivetune.data.files import rows, unpack
 from hivetune.data.files.find import check_storable, find_sources, matching_files
 from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.prepare.prepare import check, report_full_disk
+from hivetune.data.prepare.understand import understand
 from hivetune.data.read import parse_row
 from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit, UsageError
 
@@ -136,6 +138,20 @@ def test_a_csv_row_with_too_many_fields_names_its_line(tmp_path: Path) -> None:
     report = check(DataConfig(path=str(path)))
     assert [(p["source"], p["reason"]) for p in report.document["problems"]] == [(f"{path}:4", "csv-columns")]
     assert report.usable == 2
+
+
+def test_the_sample_of_a_file_is_held_no_longer_than_it_is_looked_at(tmp_path: Path) -> None:
+    """Those of all files were held together."""
+    peaks = []
+    for number in range(24):
+        (tmp_path / f"{number}.jsonl").write_bytes(JSONL * 20)
+        if number in (2, 23):
+            inputs = plan_inputs(str(tmp_path), tmp_path)
+            tracemalloc.start()
+            understand(inputs)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_folders_globs_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,14 +105,18 @@ def understand(
     sources: list[Source] = []
     formats: dict[str, list[dict[str, Any]]] = {}
     unclear: dict[str, dict[str, Any]] = {}
-    seen: list[Row] = []
+    first_row: Row = {}
+    lacking: list[bool] = []  # of each file with rows: whether none of the first ones has the column of the condition
 
     def looked_at(source: Source) -> Source:
+        nonlocal first_row
         # As in `read_example`: a mapping is not of the gateway's rows.
         mapping = NO_COLUMNS if source.kind == STORE and source.name == GATEWAY else columns
         source = replace(source, inside=mapping.get(ROWS, ""))
         records, rows, unknown = _sample(source, mapping)
-        seen.extend(records)
+        if records:
+            first_row = first_row or records[0]
+            lacking.append(lacks_where(records, columns) is not None)
         if is_turn_table(mapping):
             source = replace(source, turns=tuple(mapping.items()))
         else:
@@ -135,14 +139,14 @@ def understand(
         else:
             sources.append(looked_at(source))
         progress(number, len(inputs.sources))
-    if lacks_where(seen, columns) is not None:
+    if lacking and all(lacking):
         # It may come late, in a log that got new fields.
         records = (
             record for source in inputs.sources for record in _records(replace(source, inside=columns.get(ROWS, "")))
         )
         if (error := lacks_where(records, columns)) is not None:
             raise error
-    return Understood(replace(inputs, sources=tuple(sources)), formats, unclear, seen[0] if seen else {})
+    return Understood(replace(inputs, sources=tuple(sources)), formats, unclear, first_row)
 
 
 def rows_of_files(paths: str | Sequence[str], columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RawRow]:
