@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -33,16 +34,11 @@ def spend(seconds: float) -> None:
         sum(range(5000))
 
 
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.mark.slow
-def test_two_rows_of_10_mb_take_no_longer_than_their_bytes(tmp_path: Path, chatml: Path) -> None:
+def test_two_rows_of_10_mb_take_no_longer_than_their_bytes(write_rows: Callable[..., Path], chatml: Path) -> None:
     """Five took 72 s when every rule read them before their length was checked; 8 s is for a busy machine."""
     long = "the key: word-" * 750_000
-    path = write(tmp_path / "rows.jsonl", *[chat(f"question {i}", long) for i in range(2)])
+    path = write_rows([chat(f"question {i}", long) for i in range(2)])
     for model in (None, chatml):
         started = time.process_time()
         report = check(DataConfig(path=str(path)), model_folder=model)
@@ -51,7 +47,7 @@ def test_two_rows_of_10_mb_take_no_longer_than_their_bytes(tmp_path: Path, chatm
 
 
 def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stuck(example: Any, *rest: Any) -> Any:
         while "stuck" in example.messages[0].content:
@@ -60,7 +56,7 @@ def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(
 
     monkeypatch.setattr(examine, "apply_policy", stuck)
     monkeypatch.setattr(examine, "ROW_LIMIT_S", 0.1)
-    path = write(tmp_path / "rows.jsonl", chat("stuck at me@home.org", "answer"), chat("fine", "answer"))
+    path = write_rows([chat("stuck at me@home.org", "answer"), chat("fine", "answer")])
     report = check(DataConfig(path=str(path)))
     assert (report.document["rejected"], report.usable) == ({"too-costly": 1}, 1)
 
@@ -124,14 +120,10 @@ def test_a_limit_that_is_reached_on_its_way_out_ends() -> None:
     assert running() == NONE_RUNS
 
 
-def test_every_redaction_has_its_place_and_reason(tmp_path: Path) -> None:
+def test_every_redaction_has_its_place_and_reason(write_rows: Callable[..., Path]) -> None:
     secret = "ghp_" + "a1B2" * 9
-    path = write(
-        tmp_path / "support.jsonl",
-        chat("hello there", "good morning"),
-        chat(f"I am {MAIL}", f"use {secret}"),
-        {"prompt": "x", "completion": ""},
-    )
+    asked = chat("hello there", "good morning"), chat(f"I am {MAIL}", f"use {secret}")
+    path = write_rows([*asked, {"prompt": "x", "completion": ""}])
     document = check(DataConfig(path=str(path))).document
     assert document["changed"] == {"redacted-personal": 1, "redacted-secret": 1}
     common = {"source": f"{path}:2", "rows": 1, "severity": "warn"}
@@ -144,8 +136,8 @@ def test_every_redaction_has_its_place_and_reason(tmp_path: Path) -> None:
     assert MAIL not in json.dumps(document)
 
 
-def test_a_system_prompt_of_the_config_is_covered(tmp_path: Path, chatml: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", chat("hello there", "good morning", agent="desk"))
+def test_a_system_prompt_of_the_config_is_covered(write_rows: Callable[..., Path], chatml: Path) -> None:
+    path = write_rows([chat("hello there", "good morning", agent="desk")])
     data = DataConfig(path=str(path), system_prompts={"desk": f"You answer for {MAIL}."})
     document = check(data, model_folder=chatml).document
     assert [change["hint"] for change in document["changes"]] == [
