@@ -10,8 +10,9 @@ from hivetune.data.prepare.report import Report
 from hivetune.data.prepare.write import beside
 
 
-def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
-    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+def chat(question: str, answer: str, system: str = "", **more: Any) -> dict[str, Any]:
+    turns = [{"role": "system", "content": system}] if system else []
+    turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"messages": turns, **more}
 
 

@@ -11,7 +11,7 @@ from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 
 PLAIN = sorted({word.lower() for word in WORDS if word.isalpha() and len(word) > 2})
-NAMES = ["Anna", "Boris", "Carla", "Dmitri", "Elena", "Farid", "Greta", "Henrik", "Ines", "Jonas", "Kenji", "Lucia"]
+ASKED = "What does the document say about the delivery of the goods?"
 
 
 def text(rng: random.Random, number: int) -> str:
@@ -22,14 +22,8 @@ def test_documents_in_the_system_prompt_are_no_duplicates(write_rows: Callable[.
     """One question about 300 documents, with three short answers: what is asked and answered is all but equal."""
     rng = random.Random(1)
     rows = [
-        {
-            "messages": [
-                {"role": "system", "content": f"Answer from this document.\n\n{text(rng, 80)}"},
-                {"role": "user", "content": "What does the document say about the delivery of the goods?"},
-                {"role": "assistant", "content": f"It says that the goods are {rng.choice(['sent', 'kept', 'lost'])}."},
-            ]
-        }
-        for _ in range(300)
+        chat(ASKED, f"It says that the goods are {answer}.", f"Answer from this document.\n\n{text(rng, 80)}")
+        for answer in ("sent", "kept", "lost") * 100
     ]
     report = check(DataConfig(path=str(write_rows(rows)), validation=0, test=0.2))
     assert (report.document["near_duplicates"], report.usable) == (0, 300)
@@ -42,19 +36,14 @@ def test_one_document_twice_is_a_duplicate_still(write_rows: Callable[..., Path]
     for document in documents:
         answer = text(rng, 30)
         for word in ("so", "as"):
-            asked = {"role": "user", "content": "What does the document say about the delivery of the goods?"}
-            system = {"role": "system", "content": " ".join([*document[:40], word, *document[41:]])}
-            rows.append({"messages": [system, asked, {"role": "assistant", "content": answer}]})
+            rows.append(chat(ASKED, answer, " ".join([*document[:40], word, *document[41:]])))
     assert check(DataConfig(path=str(write_rows(rows)))).document["near_duplicates"] == 40
 
 
 def test_short_questions_behind_one_long_system_prompt_are_kept(write_rows: Callable[..., Path]) -> None:
     rng = random.Random(3)
-    system = {"role": "system", "content": text(rng, 200)}
-    rows = [
-        {"messages": [system, {"role": "user", "content": f"a {word} film"}, {"role": "assistant", "content": "good"}]}
-        for word in PLAIN[:12]
-    ]
+    system = text(rng, 200)
+    rows = [chat(f"a {word} film", "good", system) for word in PLAIN[:12]]
     assert check(DataConfig(path=str(write_rows(rows)))).document["near_duplicates"] == 0
 
 

@@ -169,29 +169,13 @@ def test_one_question_about_many_documents_is_divided_by_document(
     write_rows: Callable[..., Path], chatml: Path
 ) -> None:
     """The document stands in the system prompt, each is asked about twice; or one greeting opens all conversations."""
-    asked = [{"role": "user", "content": "What is this about?"}]
-    documents = [
-        {"messages": [{"role": "system", "content": f"Document {i % 150}"}, *asked, said(f"answer {i}")]}
-        for i in range(300)
-    ]
+    documents = [chat("What is this about?", f"answer {i}", f"Document {i % 150}") for i in range(300)]
     found = sides(write_rows(documents, "documents.jsonl"), chatml)
     assert all(found[f"answer {i}"] == found[f"answer {i + 150}"] for i in range(150))
     assert 10 < Counter(found.values())["test"] < 60
-    greeted = [
-        {
-            "messages": [
-                {"role": "user", "content": "Hello"},
-                said("Hi!"),
-                *chat(f"question {i}", f"answer {i}")["messages"],
-            ]
-        }
-        for i in range(300)
-    ]
+    greeting = chat("Hello", "Hi!")["messages"]
+    greeted = [{"messages": [*greeting, *chat(f"question {i}", f"answer {i}")["messages"]]} for i in range(300)]
     assert 10 < Counter(sides(write_rows(greeted, "greeted.jsonl"), chatml).values())["test"] < 60
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
 
 
 def test_a_row_that_names_no_agent_sets_no_balance(write_rows: Callable[..., Path]) -> None:
