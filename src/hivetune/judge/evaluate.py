@@ -93,11 +93,13 @@ def compare_pair(
         raise UsageError(f"{first} and {second} are the same model: there is nothing to compare", hint=ANOTHER_SIDE)
     prompts, refused = prompts_of_rows(rows, settings) if rows or run is None else (prompts_of_run(run, settings), {})
     prompts += frozen_prompts(settings, (first, second), None if run is None else run.config.cycle.name)
-    if run is not None and any(message.tool_calls for prompt in prompts for message in prompt.info.messages):
-        # A snapshot's rows have the ids that the template requires, those of a file their own.
-        as_sent, infos = load_renderer(run.model).as_sent, [prompt.info for prompt in prompts]
-        sent = [replace(info, messages=tuple(as_sent(info.messages, info.tools))) for info in infos]
-        prompts = [replace(prompt, info=info) for prompt, info in zip(prompts, sent, strict=True)]
+    if any(message.tool_calls for prompt in prompts for message in prompt.info.messages):
+        # A snapshot's rows have the ids that its model's template requires, those of a file their own.
+        models = [*(side.trained[0] for side in sides if side.trained), *([run.model] if run else ())]
+        for as_sent in [load_renderer(model).as_sent for model in dict.fromkeys(models)]:
+            infos = [prompt.info for prompt in prompts]
+            sent = [replace(info, messages=tuple(as_sent(info.messages, info.tools))) for info in infos]
+            prompts = [replace(prompt, info=info) for prompt, info in zip(prompts, sent, strict=True)]
     answered = _answer(sides, prompts, settings, run, max_timings, progress)
     owner = None if rows else run
     losses = compared_losses(owner, sides, progress)
@@ -257,7 +259,7 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     """Evaluate baseline and tuned model on the held-out test rows; write `eval.json` with the verdict, and its page.
 
     Raises as `compare_pair`; UsageError if nothing was trained, or if training went on after the adapter was written;
-    OSError if the folder can't be written to.
+    Busy while another process evaluates the run; OSError if the folder can't be written to.
     """
     require_adapter(run.folder)
     refuse_older_adapter(run.folder)
